@@ -341,7 +341,7 @@ bench-accuracy-smollm2: smollm2 peers-env
 		--model "$$($(RUN)/kvc-trt fetch smollm2-135m-instruct)" --questions build/accuracy/accuracy-smollm2/questions.json
 	$(RUN)/python -m benchmarks.accuracy.smollm2.page
 
-# SELECT=quick|core|full, MINUTES=, ARGUMENTS=--fresh: see `python -m benchmarks.peers --help`.
+# SELECT=quick|core|full|formats, MINUTES=, ARGUMENTS=--fresh: see `python -m benchmarks.peers --help`.
 SELECT  ?= core
 MINUTES ?= 20
 bench-peers: native peers-env

@@ -1,4 +1,4 @@
-"""What narrower page bounds cost: which tokens a step reads, and how much of its attention they hold.
+"""The cost of narrower page bounds: the tokens that a step reads, and the share of attention that they hold.
 
     kvc-trt build --model smollm2-135m-instruct --policy hybrid --token-budget 256 --max-input-len 4096 \\
         --max-output-len 64 --weights fp32 --no-verify -o engines/bounds
@@ -36,10 +36,10 @@ from kvc_trt.reference.model.decoder import ReferenceDecoder
 TEXT = ("docs/guide.md", "docs/serving-dynamo.md")
 FOLLOWING = "docs/tensorrt.md"
 BEST = "the most attended tokens"
-"""What no bounds could exceed."""
+"""The tokens that no bounds could beat."""
 Bounds = tuple[Tensor, Tensor]
 Found = dict[str, list[tuple[Tensor, Tensor]]]
-"""By format, for every step and layer: the share of tokens [G] that exact bounds read too, and of attention [G]."""
+"""By format, for every step and layer: shares [G] of the tokens that exact bounds read too, and of attention."""
 
 
 def e4m3_outward(low: Tensor, high: Tensor) -> Bounds:

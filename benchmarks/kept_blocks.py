@@ -75,7 +75,7 @@ def _built(weights: str, path: Path) -> Engine:
 
 
 def _divergences(engines: dict[str, Engine]) -> list[dict[str, Any]]:
-    """How far each engine is from fp32's along fp32's answers, in nats per token, and its bytes."""
+    """Return each engine's divergence from fp32 along fp32's answers, in nats per token, and its bytes."""
     whole = engines["fp32"]
     followed = []
     for question in QUESTIONS:

@@ -1,4 +1,4 @@
-"""What native operators and wide inputs change for linear layers: prefills of 2,000 tokens, and steps, in turns.
+"""The effect of native operators and wide inputs on linear layers: prefills of 2,000 tokens, and steps, in turns.
 
     python -m benchmarks.linear_layers                     # four minutes of one core, 1 GB of disk
     python -m benchmarks.linear_layers --rounds 3 --threads 2

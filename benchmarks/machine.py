@@ -1,4 +1,4 @@
-"""What every benchmark result carries: the machine, the versions, the commit."""
+"""The machine, the versions and the commit, which every benchmark result carries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMIT = ROOT / "COMMIT"
 """Holds the commit where the code was copied from a checkout without its history: in the bundle of a GPU's day."""
 WRITTEN = ("benchmarks/results", "docs/results", "docs/images")
-"""What benchmarks themselves write: a change there does not change the code."""
+"""Paths that benchmarks themselves write: a change there does not change the code."""
 
 
 def commit() -> str | None:
-    """The commit the code was run from, with `-dirty` where tracked files differ from it; None where nothing tells."""
+    """Return the commit the code was run from, with `-dirty` if tracked files differ from it; None if unknown."""
     if COMMIT.is_file():
         return COMMIT.read_text(encoding="ascii").strip()
     found = git("rev-parse", "--short=12", "HEAD")
@@ -32,7 +32,7 @@ def record() -> dict[str, Any]:
 
 
 def git(*arguments: str) -> str | None:
-    """What git prints in the repository; None where there is no git or no checkout."""
+    """Return git's output in the repository; None without git or a checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True, timeout=10

@@ -31,11 +31,11 @@ class Marks(NamedTuple):
 
     @classmethod
     def of(cls, writer: str) -> Marks:
-        """The marks of a file in benchmarks/."""
+        """Return the marks of a file in benchmarks/."""
         return cls(f"<!-- measured: begin (benchmarks/{writer} writes this part) -->", "<!-- measured: end -->")
 
     def inside(self, path: Path) -> str:
-        """The page's measured part. SystemExit where it has no marks."""
+        """Return the page's measured part. SystemExit where it has no marks."""
         return self._split(path)[1].strip()
 
     def replace(self, path: Path, text: str) -> None:
@@ -52,7 +52,7 @@ class Marks(NamedTuple):
 
 
 def measured_by(command: str, record: Mapping[str, Any], *more: str) -> str:
-    """The command, the commits, the versions and the machine of a result, as a sentence."""
+    """Return the command, the commits, the versions and the machine of a result, as a sentence."""
     own = record["versions"]
     parts = [
         f"`{command}`", f"commit {record['commit']}", f"kvc-trt {own['kvc_trt']}", f"ONNX Runtime {own['onnxruntime']}",
@@ -62,52 +62,52 @@ def measured_by(command: str, record: Mapping[str, Any], *more: str) -> str:
 
 
 def versions(record: Mapping[str, Any], others: Mapping[str, str]) -> str:
-    """The versions of kvc-trt, ONNX Runtime and the others, in alphabetical order."""
+    """Return the versions of kvc-trt, ONNX Runtime and the others, in alphabetical order."""
     found = {name: record["versions"][name] for name in ("kvc_trt", "onnxruntime")} | dict(others)
     return "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(found.items())) + "."
 
 
 def written_by(command: str) -> str:
-    """A remark in a page that is written whole."""
+    """Return the remark at the head of a page that a command writes whole."""
     return f"<!-- written by `{command}`; change that, not this page -->"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def folded(summary: str, text: str) -> str:
-    """Text that a reader opens."""
+    """Return a folded section with its summary."""
     return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def reasons(found: Iterable[str]) -> list[str]:
-    """Why cells have no figures, folded, each reason once; nothing where there are none."""
+    """Return the reasons why cells have no figures, each once, as a folded section; nothing without reasons."""
     lines = dict.fromkeys(f"- {one}" for one in found)
     return [folded("Why n/a", "\n".join(lines))] if lines else []
 
 
 def plot(path: Path, page: Path) -> str:
-    """A picture in the page."""
+    """Return a picture in the page."""
     return f"![{path.stem}]({os.path.relpath(path, page.parent)})"
 
 
 def bullet(text: str) -> str:
-    """An entry of a list, in lines that are not too long."""
+    """Return an entry of a list, in lines that are not too long."""
     return textwrap.fill(
         text, WIDTH, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
 
 
 def paragraph(text: str) -> str:
-    """A paragraph in lines that are not too long."""
+    """Return a paragraph in lines that are not too long."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def cells(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as CSV: fractions with four digits behind the point, nothing for None."""
+    """Return a table as CSV: fractions with four digits behind the point, nothing for None."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(heads)
@@ -125,7 +125,7 @@ def together(figures: Sequence[str]) -> str:
 
 
 def span(figures: Iterable[str]) -> str:
-    """The first and the last of some figures, which are sorted; one alone where all are alike."""
+    """Return the first and the last of some figures, which are sorted; one alone where all are alike."""
     found = list(figures)
     return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
@@ -137,7 +137,7 @@ def share(answered: Mean, note: str = "", digits: int = 1) -> str:
 
 
 def signed(one: Mean, scale: float, digits: int) -> str:
-    """A mean difference and its standard error, which says nothing where all differences are alike."""
+    """Return a mean difference and its standard error, which says nothing where all differences are alike."""
     value = f"{scale * one.value:+.{digits}f}"
     error = f"± {scale * one.standard_error:.{digits}f}" if one.standard_error > 0 else "on each"
     return f"{value} {error}"

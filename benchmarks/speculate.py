@@ -1,4 +1,4 @@
-"""What drafts save on answers that copy, and what they cost on answers that do not; a chat model's engine answers both.
+"""The gain of drafts on answers that copy, and their cost on answers that do not; a chat model's engine answers both.
 
     kvc-trt build --model smollm2-135m-instruct --policy rocketkv --token-budget 256 --max-input-len 4096 \\
         --max-output-len 256 --weights fp32 --draft-tokens 4 -o engines/drafts
@@ -64,9 +64,9 @@ class Answered:
 
     tokens: tuple[int, ...]
     seconds: float
-    """From the first token to the last."""
+    """Wall time from the first token to the last."""
     processor_seconds: float
-    """Of this process in that time; nearly free of what others take."""
+    """This process's processor time from the first token to the last; other programs hardly change it."""
     passes: int
     drafted: int
     accepted: int
@@ -128,7 +128,7 @@ def measure(path: Path, tokens: int, repeats: int, threads: int | None) -> dict[
 
 
 def _figure(task: str, of_task: list[list[tuple[Answered, Answered]]]) -> dict[str, Any]:
-    """The speed-up of a task: whole repeats of all its prompts, one side against the other."""
+    """Return the speed-up of a task: whole repeats of all its prompts, one side against the other."""
     repeats = list(zip(*of_task, strict=True))
     ratios = [sum(one.seconds for one, _ in each) / sum(other.seconds for _, other in each) for each in repeats]
     processor = [
@@ -162,7 +162,7 @@ def _runs(found: list[tuple[Answered, Answered]]) -> dict[str, Any]:
 
 
 def _differences(plain: Engine, prompt: list[int], found: list[tuple[Answered, Answered]]) -> dict[str, Any]:
-    """How many answers differ, and whether rounding explains it."""
+    """Return the number of answers that differ, and whether rounding explains it."""
     gaps = []
     for one, other in found:
         place = next((i for i, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=True)) if a != b), None)

@@ -1,4 +1,4 @@
-"""How long the command line takes to answer `--help` and `plan`: medians over fresh processes.
+"""The time that the command line takes to answer `--help` and `plan`: medians over fresh processes.
 
     python -m benchmarks.startup
 

@@ -18,21 +18,21 @@ from kvc_trt.files.atomic import write_whole
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
 UNCOMMITTED = RESULTS / "uncommitted"
-"""Where results of changed code go: git ignores it."""
+"""The folder for results of changed code; git ignores it."""
 EMULATED = machine.ROOT / "build" / "emulated"
-"""Where results of emulated kernels go: they are no measurements, and lie apart from them."""
+"""The folder for results of emulated kernels: they are no measurements, and lie apart from them."""
 SAME_RUN = ("commit", "device", "usable_cores")
-"""What a machine's record must share with that of a result for a run to go on from it."""
+"""Fields of a machine's record that must equal a result's for a run to go on from it."""
 Opened = TypeVar("Opened", bound="Growing")
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """The document as JSON with one record per line; NaN and infinities are refused (they are not JSON)."""
+    """Return the document as JSON with one record per line; NaN and infinities are refused (they are not JSON)."""
     return _opened(document, "") + "\n"
 
 
 def _laid_out(value: Any, indent: str) -> str:
-    """A value behind its key: in one line, unless it is a table of records or holds one."""
+    """Return a value behind its key: in one line, unless it is a table of records or holds one."""
     if isinstance(value, list) and _are_records(value):
         return _lines("[", [f"{indent}  {_line(one)}" for one in value], f"{indent}]")
     if isinstance(value, dict) and _are_records(list(value.values())):
@@ -43,7 +43,7 @@ def _laid_out(value: Any, indent: str) -> str:
 
 
 def _opened(document: Mapping[str, Any], indent: str) -> str:
-    """Each value of an object behind its key, on lines of its own."""
+    """Return each value of an object behind its key, on lines of its own."""
     if not document:
         return "{}"
     inner = f"{indent}  "
@@ -60,7 +60,7 @@ def _are_records(values: list[Any]) -> bool:
 
 
 def _holds_records(value: Any) -> bool:
-    """Whether a list of records is anywhere in a value."""
+    """Return True if a list of records is anywhere in a value."""
     if isinstance(value, list):
         return _are_records(value)
     return isinstance(value, dict) and any(_holds_records(one) for one in value.values())
@@ -77,18 +77,18 @@ def write(path: Path, document: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result as it was written."""
+    """Return a result as it was written."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
 def recorded_path(name: str) -> Path:
-    """Where NAME's result lies in the tree."""
+    """Return the path of NAME's result in the tree."""
     return RESULTS / f"{name}.json"
 
 
 def recorded(name: str, command: str) -> dict[str, Any]:
-    """The result in the tree, of whatever commit and machine; where there is none, `command` measures it."""
+    """Return the result in the tree, of whatever commit and machine; where there is none, `command` measures it."""
     path = recorded_path(name)
     if not path.exists():
         raise SystemExit(f"error: no {path}; {command} measures")
@@ -96,12 +96,12 @@ def recorded(name: str, command: str) -> dict[str, Any]:
 
 
 def cells_of(path: Path) -> list[dict[str, Any]]:
-    """The cells of a result; none where there is no such file."""
+    """Return the cells of a result; none where there is no such file."""
     return list(read(path)["cells"]) if path.exists() else []
 
 
 def result_path(name: str, record: Mapping[str, Any]) -> Path:
-    """Where NAME.json of this machine's record belongs.
+    """Return the path for NAME.json of this machine's record.
 
     Figures of code that no commit holds cannot be repeated: from a changed tree they go to `uncommitted/`, and that is
     said.
@@ -114,7 +114,7 @@ def result_path(name: str, record: Mapping[str, Any]) -> Path:
 
 
 def emulated_path(name: str) -> Path:
-    """Where NAME's result of emulated kernels belongs; its name says it too, wherever it is copied to."""
+    """Return the path for NAME's result of emulated kernels; its name says so too, wherever it is copied to."""
     return EMULATED / f"{name}-emulated.json"
 
 

@@ -97,7 +97,7 @@ def _run(command: list[str], directory: str) -> bytes:
 
 
 def measured(result: Mapping[str, Any]) -> str:
-    """The part of the page between the marks."""
+    """Return the part of the page between the marks."""
     commands = "\n".join(f"    {one}" for one in result["commands"])
     lines = table(
         ["", "rows", "MiB of all rows", "requests/s", "output tokens/s", "first token p50, p90, p99, s",

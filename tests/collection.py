@@ -58,7 +58,7 @@ def _pairs(values: Values) -> set[Hashable]:
 
 
 def _beyond_pairs(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """The tests marked `pairwise` that are no part of the sample of their function."""
+    """Return the tests marked `pairwise` that are no part of the sample of their function."""
     left_out: set[pytest.Item] = set()
     for tests in _marked(items, "pairwise").values():
         chosen = set(covering_pairs([_values(test) for test in tests]))
@@ -83,7 +83,7 @@ def evenly(products: Sequence[Values], count: int, first: int) -> list[int]:
 
 
 def _between_samples(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """The tests marked `one_in(n)` that are no part of the sample of their function.
+    """Return the tests marked `one_in(n)` that are no part of the sample of their function.
 
     Where it begins follows from the function's name: among several functions every policy or family has its turn.
     """
@@ -96,7 +96,7 @@ def _between_samples(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def _marked(items: Sequence[pytest.Item], mark: str) -> dict[str, list[pytest.Function]]:
-    """The tests of each function with this mark, by the function's name."""
+    """Return the tests of each function with this mark, by the function's name."""
     functions: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker(mark):

@@ -109,7 +109,7 @@ def _short_trials():
 
 @pytest.fixture(autouse=True)
 def _operators_of_users(request, monkeypatch):
-    """Under a real model, and where a test is marked `as_users`, what runs is what users have: the native operators."""
+    """Run a real model, and tests marked `as_users`, with the native operators, as users do."""
     if "smollm2_gguf" in request.fixturenames or request.node.get_closest_marker("as_users"):
         monkeypatch.delenv("KVC_TRT_CPU_KERNELS", raising=False)
 
@@ -171,7 +171,7 @@ def tiny_arguments(tiny_model) -> list[str]:
 
 @pytest.fixture(scope="session")
 def _built_tiny_engine(tiny_model, tmp_path_factory) -> Path:
-    """What `tiny_engine` copies."""
+    """The engine that `tiny_engine` copies."""
     from kvc_trt.cli.main import run
 
     engine = tmp_path_factory.mktemp("engines") / "tiny"

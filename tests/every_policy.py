@@ -75,7 +75,7 @@ BY_ROW = tuple(
 
 
 def case(name: str, model: ModelConfig = SMALL) -> tuple[str, dict[str, Any]]:
-    """The policy of a name and its settings, for as many layers as the model has."""
+    """Return the policy of a name and its settings, for as many layers as the model has."""
     policy, _, form = name.partition(",")
     settings = {**LIMITS, **SETTINGS.get(policy, {}), **({**FORMS, **OTHER_FORMS}[name] if form else {})}
     if "head_scores" in settings:
@@ -87,7 +87,7 @@ def case(name: str, model: ModelConfig = SMALL) -> tuple[str, dict[str, Any]]:
 
 
 def parameters_of(name: str, model: ModelConfig = SMALL, **changes: Any) -> PolicyParameters:
-    """The parameters of a case for a small model; `changes` replace its settings."""
+    """Return the parameters of a case for a small model; `changes` replace its settings."""
     policy, settings = case(name, model)
     return policies.resolve(policy, model=model, **{**settings, **changes})
 

@@ -29,7 +29,7 @@ CLAMPED = (None, ClampedGate(0.7, 1.702))
 
 @cache
 def body_of(bits: int | None, clamped: ClampedGate | None = None) -> FunctionProto:
-    """The body of the operator on matrices of floats (None), or of 4 or 8 bits."""
+    """Return the body of the operator on matrices of floats (None), or of 4 or 8 bits."""
     if clamped is None:
         return (EXPERTS if bits is None else QUANTISED_EXPERTS).body(Layout(HeadShape(4, 2, 16)))
     layout = Layout(HeadShape(4, 2, 16), numbers={GATE_LIMIT: clamped.limit, GATE_GAIN: clamped.gain})
@@ -37,7 +37,7 @@ def body_of(bits: int | None, clamped: ClampedGate | None = None) -> FunctionPro
 
 
 def numbers_of(case: ExpertCase, *, wide: bool = False) -> dict[str, int]:
-    """The attributes of a call; with `wide`, native operators round its input to 15 bits."""
+    """Return the attributes of a call; with `wide`, native operators round its input to 15 bits."""
     numbers = {"chosen": case.part.chosen, "normalised": int(case.part.normalised)}
     return numbers if case.bits is None else {**numbers, "bits": case.bits, "block": BLOCK, "wide_input": int(wide)}
 

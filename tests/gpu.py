@@ -27,7 +27,7 @@ def asked_for(config: pytest.Config) -> bool:
 
 
 def executor() -> str:
-    """The executor of the library for tests on a GPU: "cuda", or "emulation" where the emulation stands in."""
+    """Return the executor of the library for tests on a GPU: "cuda", or "emulation" where the emulation stands in."""
     chosen = os.environ.get(VARIABLE, "cuda")
     assert chosen in ("cuda", "emulation"), f"{VARIABLE} is {chosen}; expected emulation, or nothing"
     return chosen
@@ -56,7 +56,7 @@ class Gpu:
         return self.library.device_type
 
     def capturer(self) -> Capturer:
-        """A capturer of steps."""
+        """Return a capturer of steps."""
         device = torch.device(self.device)
         return Capturer(device) if device.type == "cuda" else StandInCapturer(device)
 

@@ -11,12 +11,12 @@ WORDS = 50
 
 
 def text(*ids: int) -> str:
-    """The text of these tokens."""
+    """Return the text of these tokens."""
     return "".join(chr(FIRST + token) for token in ids)
 
 
 def with_tokenizer(model: Path, directory: Path) -> Path:
-    """The model of a config.json as a checkpoint with weights and a tokenizer."""
+    """Return the model of a config.json as a checkpoint with weights and a tokenizer."""
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -34,7 +34,7 @@ def with_tokenizer(model: Path, directory: Path) -> Path:
 
 
 def with_template(model: Path, directory: Path, **generation: object) -> Path:
-    """The model as a chat model: token 3 opens a prompt, 4 to 6 open messages of system, user and assistant."""
+    """Return the model as a chat model: token 3 opens a prompt, 4 to 6 open messages of system, user and assistant."""
     with_tokenizer(model, directory)
     template = "{{ bos_token }}{% for message in messages %}"
     template += "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"

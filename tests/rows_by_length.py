@@ -39,7 +39,7 @@ class Rows:
         return of_turns if "window_lengths" in self.inputs else of_prompts
 
     def expected(self, rows: slice = slice(None)) -> reference.Compacted:
-        """What the reference keeps of some of the rows."""
+        """Return the reference's compaction of some of the rows."""
         tensors = {name: torch.from_numpy(array[rows]) for name, array in self.inputs.items()}
         tables = [tensors[name].float() for name in ("q_window", "k", "v")]
         numbers: dict[str, Any] = {"prompt_budget": tensors["prompt_budgets"], "pool_kernel": tensors["pool_kernels"]}

@@ -85,7 +85,7 @@ class SmallPrograms:
             )
 
     def changed(self) -> list[Path]:
-        """The files that this process wrote and that have changed since."""
+        """Return the files that this process wrote and that have changed since."""
         return [path for path, digest in self._digests.items() if _sha256(path) != digest]
 
     def _written(self, path: Path, write: Callable[[Path], object]) -> Path:
@@ -96,7 +96,7 @@ class SmallPrograms:
 
 
 def copied(program: Program, folder: Path) -> Program:
-    """The program in files of its own."""
+    """Return the program in files of its own."""
     graphs = {name: getattr(program, name) for name in ("prefill", "decode", "extend", "draft")}
     mine = {name: HeldFile(shutil.copy(graph.path, folder)) for name, graph in graphs.items() if graph is not None}
     return replace(program, weight_file=HeldFile(shutil.copy(program.weight_file.path, folder)), **mine)
@@ -127,7 +127,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _digest(*values: object) -> str:
-    """A name for values whose texts say all that they are."""
+    """Return a name for values whose texts say all that they are."""
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 

@@ -93,12 +93,12 @@ def test_a_context_of_a_prompt_that_begins_with_a_shared_text_is_whole(retrieval
         assert engine.generate(LAMP).reused_tokens == prefix.logical_length
 
 
-def test_a_context_is_of_one_prompt(retrieval):
+def test_a_context_of_two_prompts_is_refused(retrieval):
     with pytest.raises(InputError, match="a context is of one prompt, found a list of 2"):
         retrieval.context([LAMP, LAMP])
 
 
-def test_an_engine_without_bytes_for_prefixes_says_so(retrieval):
+def test_an_engine_without_bytes_for_prefixes_refuses_to_share(retrieval):
     with pytest.raises(InputError, match="does not fit in 0 B") as caught:
         retrieval.share(retrieval.context(LAMP))
     assert caught.value.hint == "open the engine with more prefix_bytes"
@@ -134,7 +134,7 @@ def test_a_batch_is_answered_in_its_order_whatever_its_kind(retrieval):
     assert len(retrieval.generate([ids] * 9)) == 9  # more than rows
 
 
-def test_rules_of_an_answer_are_kept(retrieval):
+def test_answers_obey_their_rules(retrieval):
     assert retrieval.generate(LAMP, max_new_tokens=2).finish_reason == "length"
     assert retrieval.generate(LAMP, stop="tiger").text == "scarlet "
     seeded = [retrieval.generate(LAMP, sampling=kvc_trt.Sampling(temperature=5.0, seed=3)) for _ in range(2)]
@@ -157,14 +157,14 @@ def test_rules_of_an_answer_are_kept(retrieval):
         ("temperatur", "temperature"),
     ],
 )
-def test_a_keyword_that_nobody_knows_names_the_nearest(keyword, meant, retrieval):
+def test_an_unknown_keyword_names_the_nearest_rule(keyword, meant, retrieval):
     with pytest.raises(TypeError, match=f"unknown keyword '{keyword}'; did you mean '{meant}'\\?"):
         retrieval.generate(LAMP, **{keyword: 1})
     with pytest.raises(TypeError, match="unknown keyword 'x', expected one of max_new_tokens, temperature"):
         retrieval.generate(LAMP, x=1)
 
 
-def test_sampling_is_given_whole_or_by_its_parts(retrieval):
+def test_sampling_and_its_parts_together_are_refused(retrieval):
     with pytest.raises(InputError, match="sampling and top_k are both given"):
         retrieval.generate(LAMP, sampling=kvc_trt.Sampling(temperature=1.0), top_k=3)
 
@@ -217,7 +217,7 @@ class TestChat:
     USER = {"role": "user", "content": QUESTION}  # noqa: RUF012
     ASKED = (3, 5, 20, 21, 22, 6)
 
-    def test_a_question_a_conversation_and_a_batch(self, chat_engine):
+    def test_chat_answers_a_question_a_conversation_and_a_batch(self, chat_engine):
         engine = kvc_trt.Engine.open(chat_engine)
         asked = [engine.chat(messages, max_new_tokens=2) for messages in (self.QUESTION, [self.USER], (self.USER,))]
         assert [output.prompt_token_ids for output in asked] == [self.ASKED] * 3
@@ -262,7 +262,7 @@ class TestChat:
         retrieval.generate(LAMP)
         assert not recwarn
 
-    def test_a_template_that_cannot_be_read_is_no_reason_to_refuse_text(self, chat_engine, monkeypatch):
+    def test_text_is_answered_although_the_template_cannot_be_read(self, chat_engine, monkeypatch):
         engine = kvc_trt.Engine.open(chat_engine)
         monkeypatch.setitem(TOKENIZER_FILES, "chat_template.jinja", 1)
         with pytest.warns(BarePromptWarning):
@@ -291,7 +291,7 @@ def test_invalid_prompts_are_refused(prompts, retrieval):
         retrieval.generate(prompts)
 
 
-def test_another_backend_runs_it_or_is_refused(retrieval):
+def test_another_backend_runs_an_engine_or_is_refused(retrieval):
     with kvc_trt.Engine.open(retrieval.path, backend="torch", threads=1) as engine:
         assert engine.generate(LAMP).text == ANSWER
     with pytest.raises(InputError, match="does not run on backend tensorrt"):
@@ -335,7 +335,7 @@ def test_a_build_that_fails_its_check_raises_and_leaves_the_engine(tmp_path, mon
         (lambda: kvc_trt.Engine.open("nowhere"), InputError),
     ],
 )
-def test_errors_are_the_command_lines(call, error):
+def test_errors_have_the_types_of_the_command_line(call, error):
     with pytest.raises(error) as caught:
         call()
     assert isinstance(caught.value, KvcError)
@@ -353,12 +353,12 @@ def test_accuracy_is_measured_of_an_engine_as_of_its_model(tmp_path):
     assert [cell.mean for cell in model.cells] == [cell.mean for cell in own.cells]
 
 
-def test_a_task_that_nobody_knows_is_refused(retrieval):
+def test_an_unknown_task_is_refused(retrieval):
     with pytest.raises(InputError, match="no-such-task"):
         retrieval.measure_accuracy(max_new_tokens={"no-such-task": 3})
 
 
-def test_memory_is_bytes_or_a_text_of_them():
+def test_memory_may_be_a_number_of_bytes_or_text():
     asked = {"policy": "tova", "kv_cache": "auto"}
     assert kvc_trt.plan("llama3.1-8b", memory="64MiB", **asked) == kvc_trt.plan("llama3.1-8b", memory=64 << 20, **asked)
     for wrong in ("lots", "", 1.5, True):
@@ -370,7 +370,7 @@ def test_memory_is_bytes_or_a_text_of_them():
 
 @pytest.mark.parametrize("name", ["rows", "samples", "max_new_tokens", "minutes", "max_step_ms"])
 @pytest.mark.parametrize("value", ["3", 0, -1])
-def test_numbers_of_tune_are_numbers(name, value):
+def test_invalid_numbers_of_tune_are_refused(name, value):
     with pytest.raises(InputError, match=f"{name}: expected (at least 1|more than 0), found '?{value}"):
         kvc_trt.tune("retrieval-tiny", "own.jsonl", "1MiB", **{name: value})
 
@@ -400,7 +400,7 @@ def test_a_plan_is_the_command_lines(capfd):
 
 @pytest.mark.slow
 def test_mypy_reads_the_types_of_the_api(tmp_path):
-    """By what `make types` has left in mypy's cache; without it, all of the package's types are read anew."""
+    """Reads what `make types` has left in mypy's cache; without it, all of the package's types are read anew."""
     source = tmp_path / "user.py"
     source.write_text(
         "import kvc_trt\n"

@@ -35,7 +35,7 @@ Graph = dict[str, set[str]]
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of kvc_trt by its dotted name."""
+    """Return every module of kvc_trt by its dotted name."""
     dotted = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
     return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
 
@@ -83,7 +83,7 @@ def part(module: str) -> str | None:
 
 
 def not_drawn() -> set[str]:
-    """The small modules, and the package `files/`, that the page lists as left out of the picture."""
+    """Return the small modules, and the package `files/`, that the page lists as left out of the picture."""
     (sentence,) = re.findall(r"are\s+not\s+drawn:(.*?)\.\n\n", PACKAGES_SECTION, flags=re.DOTALL)
     return set(re.findall(r"`(\w+)(?:\.py|/)`", sentence))
 
@@ -110,7 +110,7 @@ def arrows_of_the_picture() -> set[tuple[str, str]]:
 
 
 def arrows_of_the_imports() -> set[tuple[str, str]]:
-    """The imports between packages, without those that others imply."""
+    """Return the imports between packages, without those that others imply."""
     graph = package_imports()
     implied = {package: {far for near in graph[package] for far in reachable(graph, near)} for package in graph}
     return {(package, target) for package, targets in graph.items() for target in targets - implied[package]}
@@ -142,7 +142,7 @@ def test_undrawn_modules_import_no_drawn_package() -> None:
             assert {part(target) for target in targets} <= small, module
 
 
-def test_every_name_that_a_package_offers_is_there() -> None:
+def test_every_name_that_a_package_offers_exists() -> None:
     lists = [path for path in PACKAGE.rglob("__init__.py") if "__all__" in path.read_text(encoding="utf-8")]
     packages = [importlib.import_module(".".join(path.parent.relative_to(ROOT).parts)) for path in lists]
     missing = [f"{one.__name__}.{name}" for one in packages for name in one.__all__ if not hasattr(one, name)]
@@ -195,6 +195,48 @@ def test_a_module_holds_one_subject() -> None:
     """Up to about 500 lines: more are two subjects."""
     lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
     assert {name: lines for name, lines in lengths.items() if lines > 550} == {}
+
+
+LONGER_FAMILIES = {"falcon", "gpt_oss", "qwen3_next"}
+"""Falcon is two architectures; the others have experts in MXFP4, and linear layers."""
+
+
+def test_a_family_is_one_file_of_at_most_100_lines() -> None:
+    files = (PACKAGE / "models" / "families").glob("*.py")
+    assert {file.stem for file in files if len(file.read_text().splitlines()) > 100} == LONGER_FAMILIES
+
+
+ARCHITECTURE = re.compile(r"\w+For(?:CausalLM|ConditionalGeneration)")
+
+
+def test_no_family_is_named_outside_of_its_file() -> None:
+    """Executors, graphs and the reference know parts: no branch names a class of transformers."""
+    allowed = (PACKAGE / "models" / "families", PACKAGE / "models" / "checkpoints")
+    files = [path for path in modules().values() if not any(path.is_relative_to(one) for one in allowed)]
+    trees = ((path, ast.walk(ast.parse(path.read_text()))) for path in files)
+    named = {
+        str(path.relative_to(PACKAGE)): node.value
+        for path, nodes in trees
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ARCHITECTURE.fullmatch(node.value)
+    }
+    assert named == {}
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of every docstring in a file: of modules, classes and functions, and those below attributes."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value.strip()
+
+
+@pytest.mark.parametrize("folder", ["kvc_trt", "benchmarks", "tests"])
+def test_no_docstring_is_an_indirect_question(folder: str) -> None:
+    """A function's docstring says what it does or returns; that of an attribute, class or module names the thing."""
+    found = [(path, line, text) for path in (ROOT / folder).rglob("*.py") for line, text in docstrings(path)]
+    assert len(found) > 100
+    asking = [f"{path.relative_to(ROOT)}:{line}" for path, line, text in found if re.match(r"(What|Whether)\b", text)]
+    assert asking == []
 
 
 def test_the_reference_does_not_know_the_methods() -> None:

@@ -25,7 +25,7 @@ OF_OTHER_ENVIRONMENTS = ("llama_cpp", "onnxruntime_genai", "openvino_genai", "ai
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
-def test_every_benchmark_imports_what_there_is(name, monkeypatch):
+def test_every_benchmark_can_be_imported(name, monkeypatch):
     for package in OF_OTHER_ENVIRONMENTS:
         if importlib.util.find_spec(package) is None:
             monkeypatch.setitem(sys.modules, package, MagicMock())
@@ -63,7 +63,7 @@ def test_a_result_of_a_commit_is_written_beside_the_others(checkout, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_result_of_changed_code_is_kept_apart_and_that_is_said(checkout, capsys):
+def test_a_result_of_changed_code_is_kept_apart_with_a_note(checkout, capsys):
     (checkout / "code.py").write_text("a = 2\n")
     written = store.write_result("speed", {"figure": 3})
     assert written == checkout / "benchmarks" / "results" / "uncommitted" / "speed.json"
@@ -106,7 +106,7 @@ def test_every_committed_result_is_laid_out_by_the_one_writer(path):
         assert path.read_text(encoding="utf-8") == store.text(store.read(path))
 
 
-def test_results_of_an_earlier_benchmark_are_no_change_of_the_code(checkout):
+def test_results_of_an_earlier_benchmark_do_not_count_as_changed_code(checkout):
     (checkout / "benchmarks" / "results" / "old.json").write_text('{"new": 1}\n')
     assert not machine.commit().endswith("-dirty")
 

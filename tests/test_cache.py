@@ -8,7 +8,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.files.cache import cache_root
 
 
-def test_the_cache_is_private():
+def test_the_cache_directory_is_private_to_the_user():
     assert cache_root().stat().st_mode & 0o777 == 0o700
 
 

@@ -29,7 +29,7 @@ READERS = {
 
 
 def asked(source: str) -> Iterator[str]:
-    """The functions of the time of day that a module uses."""
+    """Yield the functions of the time of day that a module uses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.attr in OF_THE_DAY.get(node.value.id, ()):
@@ -43,7 +43,7 @@ def test_only_few_places_ask_for_the_time_of_day():
     assert {name for name, functions in found.items() if functions} == set(READERS)
 
 
-def test_every_way_of_asking_is_seen():
+def test_every_call_for_the_time_of_day_is_detected():
     assert list(asked("import time\nx = time.time() - start")) == ["time.time"]
     assert list(asked("from time import time_ns")) == ["time_ns"]
     assert list(asked("from datetime import datetime\nnow = datetime.now()")) == ["datetime.now"]

@@ -38,7 +38,7 @@ def test_a_single_parameter_keeps_all_its_values():
     assert covering_pairs([{"a": value} for value in range(7)]) == list(range(7))
 
 
-def test_a_large_product_becomes_small():
+def test_the_sample_of_a_large_product_is_small():
     products = [dict(enumerate(values)) for values in product(range(15), range(3), range(3), range(2))]
     assert 45 <= len(covering_pairs(products)) <= 50
 
@@ -88,7 +88,7 @@ def collecting(pytester):
 
 
 @pytest.mark.parametrize(("arguments", "passed", "deselected"), [((), 17, 18), (("--everything",), 35, 0)])
-def test_a_run_takes_the_sample_and_one_of_everything_takes_all(collecting, arguments, passed, deselected):
+def test_a_run_takes_the_sample_and_everything_takes_all_cases(collecting, arguments, passed, deselected):
     collecting.makepyfile(PRODUCT)
     collecting.runpytest_inprocess(*arguments).assert_outcomes(passed=passed, deselected=deselected)
 

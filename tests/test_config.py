@@ -11,7 +11,7 @@ from kvc_trt.config import BuildConfig, configured, layered, parse_settings, rea
 from kvc_trt.errors import InputError
 
 
-def test_later_layers_win_and_the_rest_stays():
+def test_later_layers_override_and_the_rest_is_kept():
     config = layered(
         [("a.yaml", {"model": "x", "token_budget": 64, "policy": "full"}), ("--set", {"token_budget": 128})]
     )
@@ -125,7 +125,7 @@ def test_an_engines_config_is_read_as_settings_and_recorded_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("content", [{"kv_compression": 3}, {"kv_compression": {"parameters": {}}, "build_config": []}])
-def test_half_an_engines_config_is_refused(tmp_path, content):
+def test_an_incomplete_engine_config_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"build_config\.kvc_trt"):
@@ -159,7 +159,7 @@ def test_a_stored_configuration_builds_the_same_one():
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.one_of(st.text(max_size=60), st.binary(max_size=60).map(lambda raw: raw.decode("latin-1"))))
-def test_no_text_breaks_the_reader(tmp_path, text):
+def test_any_text_is_read_or_refused(tmp_path, text):
     path = tmp_path / "a.yaml"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     with contextlib.suppress(InputError):
@@ -175,7 +175,7 @@ VALUES = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from([*BuildConfig.model_fields, "modle", "budget"]), VALUES, max_size=6))
-def test_no_mapping_breaks_the_schema(mapping):
+def test_any_mapping_is_accepted_or_refused(mapping):
     try:
         config = layered([("a.yaml", mapping)])
     except InputError:

@@ -18,25 +18,25 @@ FENCED = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as GitHub links to them."""
+    """Return the headings of a page as GitHub links to them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def name(page: Path) -> str:
-    """A page as messages name it."""
+    """Return a page as messages name it."""
     return page.relative_to(ROOT).as_posix()
 
 
 def targets(page: Path) -> set[Path]:
-    """The files of the project that a page links to."""
+    """Return the files of the project that a page links to."""
     links = re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text()))
     paths = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)]
     return {(page.parent / path).resolve() for path in paths if path}
 
 
 def wrong_links(page: Path) -> Iterator[str]:
-    """The mistakes in the links of a page."""
+    """Yield the mistakes in the links of a page."""
     for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
             continue
@@ -48,12 +48,12 @@ def wrong_links(page: Path) -> Iterator[str]:
             yield f"{name(page)}: {link}: {target.name} has no such heading"
 
 
-def test_links_lead_somewhere() -> None:
+def test_every_link_leads_to_a_page_and_heading_that_exist() -> None:
     wrong = [one for page in PAGES for one in wrong_links(page)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_pages_are_found() -> None:
+def test_the_tested_pages_include_docs_and_readme() -> None:
     names = {name(page) for page in PAGES}
     assert {"README.md", "docs/architecture.md", "docs/policies/README.md", "docs/kernels/attention.md"} <= names
 

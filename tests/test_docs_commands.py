@@ -26,14 +26,14 @@ TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text()
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Every piece of a page that may be a command, on one line; optional parts lose their brackets."""
+    """Yield every piece of a page that may be a command, on one line; optional parts lose their brackets."""
     text = page.read_text()
     for found in (*LINE.findall(text), *SPAN.findall(FENCED.sub("", text))):
         yield re.sub(r"(?<!\S)\[|\](?!\S)", "", " ".join(found.replace("\\\n", " ").split()))
 
 
 def words(text: str) -> list[str]:
-    """The words of one command, up to its end."""
+    """Return the words of one command, up to its end."""
     text = ENDS.split(text, maxsplit=1)[0]
     try:
         return shlex.split(text)
@@ -42,12 +42,12 @@ def words(text: str) -> list[str]:
 
 
 def options_of(found: list[str]) -> list[str]:
-    """The options of a command, without their values."""
+    """Return the options of a command, without their values."""
     return [word.partition("=")[0] for word in found if re.match(r"--?[a-zA-Z]", word)]
 
 
 def resolved(found: list[str]) -> tuple[click.Command, list[str]]:
-    """The command of kvc-trt that words begin with, and the words after it."""
+    """Return the command of kvc-trt that words begin with, and the words after it."""
     command: click.Command = group
     while isinstance(command, click.Group) and found and not found[0].startswith("-"):
         inner = command.get_command(click.Context(command), found[0])
@@ -58,7 +58,7 @@ def resolved(found: list[str]) -> tuple[click.Command, list[str]]:
 
 
 def wrong_options(page: Path) -> Iterator[str]:
-    """The mistakes in the kvc-trt commands that a page shows."""
+    """Yield the mistakes in the kvc-trt commands that a page shows."""
     for text in commands(page):
         found = OURS.search(text)
         if found is None:
@@ -73,7 +73,7 @@ def wrong_options(page: Path) -> Iterator[str]:
 
 
 def wrong_targets(page: Path) -> Iterator[str]:
-    """The commands of make on a page whose targets there are not."""
+    """Yield the commands of make on a page whose targets there are not."""
     for text in commands(page):
         found = MADE.match(text)
         if found is not None:
@@ -83,7 +83,7 @@ def wrong_targets(page: Path) -> Iterator[str]:
 
 
 def wrong_modules(page: Path) -> Iterator[str]:
-    """The mistakes in the Python modules that a page runs."""
+    """Yield the mistakes in the Python modules that a page runs."""
     for text in commands(page):
         found = MODULE.search(text)
         if found is None:

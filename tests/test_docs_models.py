@@ -26,7 +26,7 @@ BY_CLASS = {f"{prefix}ForCausalLM": name for name, (prefix, _) in reversed(MODEL
 
 
 def rows() -> dict[str, list[str]]:
-    """The cells of the page's lines, by the class in the first one."""
+    """Return the cells of the page's lines, by the class in the first one."""
     found = [line for line in PAGE.read_text().splitlines() if "ForCausalLM" in line and line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
     return {row[0].strip("`"): row[1:] for row in cells}
@@ -38,7 +38,7 @@ def test_there_is_one_line_for_each_family_and_one_model_in_the_tests() -> None:
 
 
 @pytest.mark.parametrize("architecture", families())
-def test_a_line_says_what_runs(architecture: str) -> None:
+def test_a_line_names_the_backends_that_run_its_family(architecture: str) -> None:
     model, gguf = our_config(BY_CLASS[architecture]), families()[architecture].gguf
     expected = {
         **{title: _said(_is_built(model, name)) for title, name in HOSTS.items()},

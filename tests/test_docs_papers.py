@@ -9,7 +9,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs/papers.md"
 VERDICTS = ("faithful", "deviates", "small scale", "missing")
 
 
-def test_counts_are_those_of_the_rows() -> None:
+def test_counts_of_each_section_equal_its_rows() -> None:
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     assert len(sections) == 3
     for section in sections:

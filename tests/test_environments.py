@@ -28,13 +28,13 @@ UNSUPPORTED = [("aiperf", "3.10")]
 
 
 def made(name: str) -> list[str]:
-    """The words of a variable of the Makefile."""
+    """Return the words of a variable of the Makefile."""
     (value,) = re.findall(rf"^{name} := (.*)$", MAKEFILE, flags=re.MULTILINE)
     return value.replace("'", "").split()
 
 
 def asked(environment: str) -> list[str]:
-    """The requirements that an environment states itself; these packages bring their own."""
+    """Return the requirements that an environment states itself; these packages bring their own."""
     project, build = PYPROJECT["project"], PYPROJECT["build-system"]["requires"]
     if environment == "aiperf":
         return made("FOR_AIPERF")
@@ -49,7 +49,7 @@ def asked(environment: str) -> list[str]:
 
 
 def holding(texts: list[str], python: str) -> Iterator[Requirement]:
-    """The requirements that hold for a Python "3.x" on Linux."""
+    """Yield the requirements that hold for a Python "3.x" on Linux."""
     there = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     for one in map(Requirement, texts):
         if one.marker is None or one.marker.evaluate(there):
@@ -102,7 +102,7 @@ def test_make_installs_by_hash_alone() -> None:
     assert by_hash == {path.stem for path in (ROOT / "environments").glob("*.txt")} - {"other-builds"} == set(FILES)
 
 
-def test_what_is_installed_alone_is_locked() -> None:
+def test_packages_installed_alone_are_locked() -> None:
     versions = {f"{one.requirement}" for one in install.read(ROOT / "environments" / "alone.txt")}
     assert versions == set(made("ALONE"))
     used = set(re.findall(r"\$\(call alone,(\S+)\)", MAKEFILE))
@@ -171,12 +171,12 @@ def test_requirements_stand_before_or_behind_options(words: list[str], monkeypat
     assert asked == [["lonely==1.0"]]
 
 
-def test_a_requirement_without_a_version_is_one_line(capsys) -> None:
+def test_a_requirement_without_a_version_is_reported_in_one_line(capsys) -> None:
     assert install.main(["alone", "--no-dependencies", "lonely==1.0"]) == 2
     assert capsys.readouterr().err == "error: environments/alone.txt has no version of lonely==1.0; run make lock\n"
 
 
-def test_what_is_missing_follows_from_the_metadata_of_what_is_there() -> None:
+def test_missing_packages_follow_from_the_installed_metadata() -> None:
     asked = install.requirements(["pytest", "lonely; python_version < '3'"])
     there = {name: version(f"{name}=={install.metadata.version(name)}", "0" * 64) for name in ("pytest", "packaging")}
     locked = there | {name: version(f"{name}==0.0.1", "0" * 64) for name in ("pluggy", "iniconfig", "pygments")}
@@ -222,7 +222,7 @@ def test_a_licence_that_is_not_allowed_fails(
     assert ("not allowed: GPL-3.0-only" in capsys.readouterr().out) == bool(code)
 
 
-def test_what_this_environment_has_is_allowed() -> None:
+def test_licences_of_this_environment_are_allowed() -> None:
     """In a process of its own, as `make licences`: other tests add to the path on which distributions are found."""
     command = [sys.executable, str(Path(licences.__file__))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

@@ -1,4 +1,4 @@
-"""What an error message quotes is short, plain, and costs no more than what is shown."""
+"""Values quoted in error messages are short and plain, and cost no more than what is shown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bomb(levels: int) -> list[Any]:
     [bomb(7), {"a": bomb(7)}, ["x" * 50_000_000], "x" * 50_000_000, [[]] * 5_000_000, b"x" * 50_000_000],
     ids=["bomb", "bomb in a mapping", "text in a list", "text", "many", "bytes"],
 )
-def test_no_more_of_a_value_is_read_than_is_shown(value: Any) -> None:
+def test_describing_a_huge_value_reads_no_more_than_is_shown(value: Any) -> None:
     began = time.process_time()
     assert len(describe(value)) == 60
     assert time.process_time() - began < 2, "a bomb read whole takes minutes"
@@ -51,7 +51,7 @@ def test_an_integer_that_python_does_not_print_is_named_by_its_type(value: Any) 
     assert describe(value) == f"a {type(value).__name__} that cannot be printed"
 
 
-def test_a_value_within_itself_is_described() -> None:
+def test_a_value_that_contains_itself_is_described() -> None:
     value: list[Any] = []
     value.append(value)
     assert describe(value) == "[" * 57 + "..."

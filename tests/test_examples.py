@@ -20,7 +20,7 @@ ANSWER = "scarlet tiger lagos eight"
 
 
 def printed(script: str, *arguments: str, cwd: Path, **environment: str) -> str:
-    """What an example prints, started as its page says, in an empty directory."""
+    """Return the output of an example, started as its page says, in an empty directory."""
     runs = "sh" if script.endswith(".sh") else sys.executable
     done = subprocess.run(
         [runs, str(EXAMPLES / script), *arguments],
@@ -60,7 +60,7 @@ def test_an_engine_is_profiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_of_ones_own_is_built_verified_and_asked(tmp_path: Path) -> None:
+def test_a_policy_of_the_users_own_is_built_verified_and_asked(tmp_path: Path) -> None:
     assert printed("04_policy_of_your_own/own_policy.py", cwd=tmp_path).splitlines() == [
         "keydiff-hybrid: keydiff x hybrid",
         "of a prompt 256 tokens stay, a step reads 32, pages of 3",

@@ -43,7 +43,7 @@ def test_values_are_read_and_counted_however_the_text_is_cut(value, escaped, sho
 
 @pytest.mark.parametrize("text", ["", "[1,]", "NaN", "[-Infinity]", "[" * 100_000, "9" * 5000, '"a', "'a'"])
 @pytest.mark.parametrize("short", [2, 1 << 20])
-def test_what_is_not_json_is_an_error(monkeypatch, text, short):
+def test_malformed_json_is_an_error(monkeypatch, text, short):
     monkeypatch.setattr(module, "_SHORT", short)
     with pytest.raises((ValueError, RecursionError)):
         foreign_json(text)

@@ -81,7 +81,7 @@ def test_a_file_beyond_its_limit_is_refused_before_it_is_read(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["nothing\0here", "\ud800", "a" * 300, "missing"])
-def test_names_that_cannot_be_opened_are_one_line(tmp_path: Path, name: str) -> None:
+def test_names_that_cannot_be_opened_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="cannot read"):
         open_input(tmp_path / name)
 
@@ -95,7 +95,7 @@ def test_a_link_is_refused_where_none_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"{", b"1" * 5000, b"\xff"])
-def test_what_is_not_json_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_malformed_json_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match="is not valid JSON"):
@@ -134,7 +134,7 @@ def test_no_name_is_more_than_an_error_of_one_plain_line(
 
 
 @pytest.mark.parametrize("name", ["nothing\0here", "\ud800", "a" * 5000])
-def test_names_of_checkpoints_are_one_line(tmp_path: Path, name: str) -> None:
+def test_bad_names_of_checkpoints_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     assert not is_path(name)
     for reader in (open_checkpoint, read_model_config, Checkpoint):
         with pytest.raises(InputError):

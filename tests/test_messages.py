@@ -1,4 +1,4 @@
-"""What an error says: one line of bounded length, in which a terminal finds nothing to obey, whatever it quotes."""
+"""An error is one line of bounded length in which a terminal finds nothing to obey, whatever it quotes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 
 
 def obeyed(text: str) -> list[str]:
-    """The characters that a terminal would act on, or that stand where nothing is seen."""
+    """Return the characters that a terminal would act on, or that stand where nothing is seen."""
     return [one for one in text if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")]
 
 
@@ -32,7 +32,7 @@ def test_message_and_hint_of_every_error_can_be_printed_anywhere(kind, message, 
 
 
 @given(STRANGE)
-def test_what_can_be_seen_stays_and_escaping_twice_changes_nothing(text):
+def test_escaping_keeps_printable_text_and_is_idempotent(text):
     assert escaped(escaped(text)) == escaped(text)
     if text.isprintable():
         assert escaped(text) == text
@@ -51,7 +51,7 @@ def test_what_can_be_seen_stays_and_escaping_twice_changes_nothing(text):
         ("größe 你好 ☃ C:\\new", "größe 你好 ☃ C:\\new"),
     ],
 )
-def test_each_kind_of_character(text, seen):
+def test_each_kind_of_unprintable_character_is_escaped(text, seen):
     assert escaped(text) == seen
 
 
@@ -65,7 +65,7 @@ def test_a_message_that_quotes_a_megabyte_is_cut_and_keeps_both_ends(filling):
     assert " [...] " in error.message
 
 
-def test_the_longest_message_stays_whole():
+def test_a_message_of_the_longest_length_stays_whole():
     whole = "x" * LONGEST_MESSAGE
     assert one_line(whole) == whole
     assert len(one_line(whole + "x")) == LONGEST_MESSAGE
@@ -76,8 +76,8 @@ def test_an_error_about_an_error_stays_bounded():
     assert len(InputError(f"file: {inner.message}").message) == LONGEST_MESSAGE
 
 
-def test_nothing_is_near_to_a_name_of_a_megabyte():
-    """To look would take as much memory and time as a stranger likes."""
+def test_a_name_of_a_megabyte_gets_no_suggestion():
+    """A search would take as much memory and time as a stranger likes."""
     long = "x" * (1 << 20)
     assert did_you_mean(long, [long]) == ""
 

@@ -46,7 +46,7 @@ def folder(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def opened_by(folder: Path, commands: list[list[str]]) -> dict[str, int]:
-    """How often each module opened a file of the folder while the commands ran; all of them must succeed."""
+    """Count by module how often the commands opened files of the folder; all commands must succeed."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.opened_files", str(folder)],
         input=json.dumps(commands), capture_output=True, text=True, cwd=ROOT, check=False, timeout=300,
@@ -60,10 +60,10 @@ def opened_by(folder: Path, commands: list[list[str]]) -> dict[str, int]:
 
 BRIEF = ("--max-new-tokens", "2", "--ignore-eos")
 SIZES = TINY_BUILD[:-1]
-"""Without --no-verify, which `plan` does not take."""
+"""The options without --no-verify, which `plan` does not take."""
 
 
-def test_the_list_of_others_names_modules() -> None:
+def test_every_allowed_module_exists() -> None:
     assert [name for name in sorted(ALLOWED) if not (Path(kvc_trt.__file__).parent / name).is_file()] == []
 
 

@@ -55,7 +55,7 @@ def test_only_a_terminal_is_animated():
 
 
 @pytest.mark.parametrize("progress", [NullProgress(), RichProgress()])
-def test_tasks_nest(progress, capsys):
+def test_nested_tasks_print_nothing_to_stdout(progress, capsys):
     with progress.task("outer", 2) as outer, progress.task("inner", None) as inner:
         outer(1)
         inner(1)

@@ -40,13 +40,13 @@ B, H, G, S, D, W, P = 2, 4, 2, 12, 8, 3, 3
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__name__)
-def test_names_and_defaults_of_arguments(function: Callable[..., Any]) -> None:
+def test_signatures_have_their_names_and_defaults(function: Callable[..., Any]) -> None:
     signature = inspect.signature(function)
     plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
     assert str(inspect.Signature(plain)) == f"({SIGNATURES[function]})"
 
 
-def test_fields_of_results() -> None:
+def test_results_have_their_fields() -> None:
     assert reference.Compacted._fields == ("keys", "values", "indices", "lengths", "scores")
     assert reference.Selection._fields == ("output", "selected", "kept", "scores")
     assert reference.Stored._fields == ("codes", "scales", "minima")
@@ -67,7 +67,7 @@ def step(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_types_and_shapes(dtype: torch.dtype) -> None:
+def test_results_have_their_types_and_shapes(dtype: torch.dtype) -> None:
     given, of_step = prompt(dtype), step(dtype)
     before = [tensor.clone() for tensor in (*given.values(), *of_step.values())]
     kept = reference.compact(**given, prompt_budget=6, pool_kernel=3)

@@ -35,7 +35,7 @@ def test_bounds_of_pages_without_tokens_set_no_bar_and_are_equal() -> None:
             assert_close(np.array(wrong, np.float32), expected)
 
 
-def test_numbers_and_lengths_that_differ_are_no_rounding() -> None:
+def test_different_numbers_and_lengths_are_not_taken_for_rounding() -> None:
     with pytest.raises(AssertionError):
         assert_close(np.array([10**6 + 1]), np.array([10**6]))
     for wrong in ([np.nan, 0.01], [75.0], [np.inf, 0.01]):

@@ -1,4 +1,4 @@
-"""What must spell the answer rules out agrees with their table: dataclasses, typed keywords, and pages of docs."""
+"""Dataclasses, typed keywords and pages of docs spell out the answer rules; all agree with the table of rules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALL = request_under((), VALUES)
 
 
 def of(client: Client) -> Request:
-    """A request under the values of all rules that a client has."""
+    """Return a request under the values of all rules that a client has."""
     return request_under((), {rule.name: VALUES[rule.name] for rule in rules_of(client).values()})
 
 
@@ -58,7 +58,7 @@ def test_a_field_holds_each_rule(rule: Rule) -> None:
         assert get_type_hints(owner, localns=types)[rule.name] == expected
 
 
-def test_the_dataclasses_have_no_other_rules() -> None:
+def test_the_dataclasses_have_no_rules_outside_the_table() -> None:
     assert {field.name for field in fields(Sampling)} == {rule.name for rule in RULES.values() if rule.of_sampling}
     of_request = {rule.name for rule in RULES.values() if not rule.of_sampling}
     assert {field.name for field in fields(Request)} == of_request | NOT_RULES
@@ -113,7 +113,7 @@ def test_fields_of_dynamo_reach_the_request() -> None:
     assert found == replace(of(Client.OPENAI), prompt_token_ids=[3], stop_strings=(), kv_proof=None)
 
 
-def test_the_family_has_its_rules() -> None:
+def test_tritons_ensemble_and_engine_have_the_rules_of_the_table() -> None:
     for rule in RULES.values():
         ensemble, engine = rule.named(Client.TRITON), rule.named(Client.TENSORRT_LLM)
         if engine is not None:

@@ -17,7 +17,7 @@ from kvc_trt.sizes import bandwidth_of, bytes_of, readable_size
         (5 << 52, "20480.0 TiB"),
     ],
 )
-def test_the_largest_unit_that_leaves_at_least_one(count, text):
+def test_a_size_is_written_in_the_largest_unit_that_leaves_at_least_one(count, text):
     assert readable_size(count) == text
 
 
@@ -38,7 +38,7 @@ def test_sizes_have_units(text, count):
 
 
 @pytest.mark.parametrize("text", ["0", "0MiB", "-1GiB", "1e3MB", "MiB", "60 foo", "1GiB/s", "", "1.GiB"])
-def test_other_sizes_are_none(text):
+def test_malformed_sizes_are_none(text):
     assert bytes_of(text) is None
 
 

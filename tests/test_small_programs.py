@@ -16,12 +16,12 @@ NEEDED = {"turns": True, "draft_tokens": 2}
 
 
 def files_of(folder: Path) -> dict[Path, int]:
-    """The files of a folder, with the time when each was written."""
+    """Return the files of a folder, with the time when each was written."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock" and path.is_file()}
 
 
 def asked(folder: Path) -> list[Path]:
-    """The files that a process writes when it asks for a program."""
+    """Return the files that a process writes when it asks for a program."""
     programs = SmallPrograms(folder)
     programs("rocketkv", **NEEDED)
     return list(programs._digests)
@@ -79,6 +79,6 @@ def test_every_policy_does_something_on_a_prompt_of_200_tokens(name):
     assert any(rule.prompt_budget < 200 or rule.reads_a_part for rule in rules) == (name != "full")
 
 
-def test_a_name_that_is_none_is_refused():
+def test_an_unknown_form_of_a_policy_is_refused():
     with pytest.raises(KeyError, match="no such form"):
         parameters_of("rocketkv, no such form")

@@ -19,7 +19,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.files.strict_yaml import DEEPEST, LARGEST_YAML, MOST_VALUES, parsed_yaml
 
 LONGEST_SECONDS = 10.0
-"""Of processor time; the slowest text takes a quarter of a second on a slow machine."""
+"""Processor time; the slowest text takes a quarter of a second on a slow machine."""
 ALIASES = "a0: &a0 [1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 10)
 )
@@ -96,7 +96,7 @@ def test_a_scalar_means_what_the_core_schema_says(text: str, value: Any) -> None
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.items(), ids=range(len(REFUSED)))
-def test_everything_else_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+def test_unsupported_yaml_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "build.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=rf"build\.yaml is not valid YAML: .*{message}") as caught:
         read_configuration(tmp_path / "build.yaml")
@@ -105,14 +105,14 @@ def test_everything_else_is_refused_in_one_line(text: str, message: str, tmp_pat
 
 
 @pytest.mark.parametrize(("text", "message"), [(INLINE_ALIASES, "an anchor"), ("!!bool foo", "a tag"), ("[1", "','")])
-def test_a_setting_is_read_as_strictly(text: str, message: str) -> None:
+def test_a_setting_is_read_as_strictly_as_a_file(text: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"--set model=.*: the value is not valid YAML: .*{message}"):
         parse_settings([f"model={text}"])
     assert parse_settings(["split=1:30"]) == {"split": "1:30"}
 
 
 @pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
-def test_no_text_takes_long(text: str, tmp_path: Path) -> None:
+def test_hostile_text_is_refused_quickly(text: str, tmp_path: Path) -> None:
     from kvc_trt.config import configured
 
     (tmp_path / "build.yaml").write_text(text, encoding="utf-8")
@@ -150,7 +150,7 @@ def check_plain(value: Any) -> None:
 
 @settings(max_examples=400, deadline=1000)
 @given(TEXTS)
-def test_whatever_is_read_is_plain(text: str) -> None:
+def test_values_read_from_any_text_are_plain(text: str) -> None:
     with contextlib.suppress(InputError):
         check_plain(parsed_yaml(text, "f"))
 

@@ -16,7 +16,7 @@ MARK = "0123456789abcdef"
 
 @pytest.fixture(params=["without a name", "with a name"])
 def _both_kinds_of_files(request, monkeypatch) -> None:
-    """On a file system that has files without names, and on one that has not."""
+    """Run each test on a file system that has files without names, and on one that has not."""
     if request.param == "with a name":
         monkeypatch.setattr(unfinished, "_nameless", lambda directory: None)
 
@@ -39,7 +39,7 @@ def test_a_write_leaves_its_file_alone_and_removes_what_a_killed_one_left(tmp_pa
 
 
 @pytest.mark.usefixtures("_both_kinds_of_files")
-def test_what_a_living_process_works_on_stays(tmp_path):
+def test_files_of_a_living_process_are_kept(tmp_path):
     live = tmp_path / f".file.tmp-{MARK}"
     with live.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -61,7 +61,7 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"first wins"
 
 
-def test_what_is_not_ours_stays(tmp_path):
+def test_files_that_are_not_ours_are_kept(tmp_path):
     os.mkfifo(tmp_path / f".file.tmp-{MARK}")
     (tmp_path / f".file.old-{MARK}").symlink_to(tmp_path / "elsewhere")
     (tmp_path / f".other.tmp-{MARK}").touch()
@@ -86,7 +86,7 @@ def test_a_file_has_no_name_before_it_is_whole(tmp_path):
 
 
 @pytest.mark.usefixtures("_both_kinds_of_files")
-def test_a_maker_whose_file_was_taken_for_left_makes_another(tmp_path, monkeypatch):
+def test_a_writer_whose_file_was_removed_makes_another(tmp_path, monkeypatch):
     flock, taken = fcntl.flock, []
 
     def late(file, operation):
@@ -113,7 +113,7 @@ def test_a_scratch_directory_goes_and_so_does_one_that_a_killed_process_left(tmp
 
 
 @pytest.mark.parametrize("renames", range(4))
-def test_files_of_two_writes_never_stand_beside_the_sign(tmp_path, monkeypatch, renames):
+def test_the_final_mark_never_stands_beside_files_of_two_writes(tmp_path, monkeypatch, renames):
     replace, done = os.replace, []
 
     def limited(source, target):
@@ -133,7 +133,7 @@ def test_files_of_two_writes_never_stand_beside_the_sign(tmp_path, monkeypatch, 
         assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"2"}
 
 
-def test_nothing_is_left_where_a_process_ends_at_once(tmp_path, monkeypatch):
+def test_remove_own_removes_all_unfinished_files(tmp_path, monkeypatch):
     monkeypatch.setattr(unfinished, "_nameless", lambda directory: None)
     with unfinished.unfinished_directory(tmp_path / "a") as made, unfinished.UnfinishedFile(tmp_path / "b"):
         (made / "half").touch()

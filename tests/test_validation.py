@@ -25,7 +25,7 @@ def test_our_files_have_no_unknown_keys_and_foreign_ones_may():
     assert validated(Foreign, {"count": 1, "cuont": 2}, "a.json") == Foreign(count=1)
 
 
-def test_null_is_absent_in_foreign_files_only():
+def test_null_counts_as_absent_in_foreign_files_only():
     assert validated(Foreign, {"count": 1, "share": None}, "a.json").share == 0.5
     with pytest.raises(InputError, match=r"^a\.json: missing key 'count'$"):
         validated(Foreign, {"count": None}, "a.json")
@@ -35,7 +35,7 @@ def test_null_is_absent_in_foreign_files_only():
 
 @pytest.mark.parametrize("schema", [Own, Foreign])
 @pytest.mark.parametrize("count", ["1", 1.0, True, [1], 1.5])
-def test_nothing_is_converted(schema, count):
+def test_values_of_another_type_are_not_converted(schema, count):
     with pytest.raises(InputError, match=r"count: .*, found"):
         validated(schema, {"count": count}, "file")
 
@@ -47,13 +47,13 @@ def test_foreign_numbers_are_finite(share):
 
 
 @pytest.mark.parametrize("value", [None, [], "text", 3])
-def test_something_else_than_a_mapping_is_refused(value):
+def test_a_file_that_is_no_mapping_is_refused(value):
     with pytest.raises(InputError, match=r"^file: expected a mapping of names to values, found"):
         validated(Foreign, value, "file")
 
 
 @pytest.mark.parametrize("value", ["x" * 10_000, "a\nb", 10**5000, [[[]] * 1000]], ids="abcd")
-def test_whatever_was_found_makes_one_short_line(value):
+def test_any_wrong_value_makes_one_short_line(value):
     with pytest.raises(InputError) as caught:
         validated(Own, {"count": 1, "share": value}, "file")
     assert "\n" not in caught.value.message
@@ -74,7 +74,7 @@ def test_assignments_are_yaml_scalars():
     ("settings", "words"),
     [(["a"], "expected key=value"), (["=1"], "expected key=value"), (["a=1", "a=2"], "set twice")],
 )
-def test_assignments_that_are_refused(settings, words):
+def test_malformed_assignments_are_refused(settings, words):
     with pytest.raises(InputError, match=words):
         parse_assignments(settings)
 

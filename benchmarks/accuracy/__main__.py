@@ -1,4 +1,4 @@
-"""What every policy costs in answers at equal token budgets, on the shipped retrieval model.
+"""Accuracy of every policy at equal token budgets, on the shipped retrieval model.
 
     python -m benchmarks.accuracy
 
@@ -33,7 +33,7 @@ BUDGETS = (32, 64, 128)
 LENGTHS = (512, 1024)
 SAMPLES = 32
 LONGEST_ANSWERS = {"niah-single-1": 8, "niah-multikey-2": 8, "lines": 8, "niah-multivalue": 40, "niah-multiquery": 40}
-"""What the shipped model needs to answer: policies that evict spend their budget on the answer's room too."""
+"""Tokens that the shipped model needs to answer; policies that evict spend their budget on the answer's room too."""
 VARIATIONS = ("rocketkv:pool_kernel=63", "streaming-llm:positions=cache")
 
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measured(directory: Path, samples: int) -> AccuracyReport:
-    """Every policy at every budget, length and mode."""
+    """Return every policy at every budget, length and mode."""
     names = [*(one.name for one in policies.describe()), *VARIATIONS]
     draw = QuestionDraw(samples, 0, LONGEST_ANSWERS)
     progress = progress_on()
@@ -75,7 +75,7 @@ def write_images(report: AccuracyReport) -> None:
 
 
 def write_result(report: AccuracyReport, spent: dict[str, Any]) -> Path:
-    """The cells without single scores and parameters: those are in build/accuracy/."""
+    """Write the cells without single scores and parameters: those are in build/accuracy/."""
     settings = {key: value for key, value in report.settings.items() if value is not None}
     order = [
         {

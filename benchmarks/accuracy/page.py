@@ -27,7 +27,7 @@ COLUMNS = (
     "task", "mode", "length", "policy", "token_budget", "row_bytes", "samples", "accuracy", "standard_error",
     "evidence", "reason",
 )  # fmt: skip
-"""Of the CSV: what a cell of the result says of itself; `evidence` is whether it counts."""
+"""Columns of the CSV file, which are fields of a result's cells; `evidence` is true if the cell counts."""
 
 TAKEN = 1
 """Degrees of freedom that `kvc_trt.accuracy.cell.mean` takes from a deviation; it took none before results said so."""
@@ -47,12 +47,12 @@ def write(result: Mapping[str, Any]) -> Path:
 
 
 def csv_of(result: Mapping[str, Any]) -> str:
-    """Every cell."""
+    """Return every cell as CSV."""
     return cells(COLUMNS, ([cell.get(name) for name in COLUMNS] for cell in result["cells"]))
 
 
 def measured(result: Mapping[str, Any]) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks of the page."""
     modes = list(dict.fromkeys(cell["mode"] for cell in result["cells"]))
     images = [IMAGES / f"accuracy-{kind}-{mode}.png" for mode in modes for kind in DRAWN]
     parts = [
@@ -78,7 +78,7 @@ def _head(result: Mapping[str, Any]) -> str:
 
 
 def _means(found: Sequence[Cell], mode: str, taken: int) -> Iterator[str]:
-    """A row per policy: the bytes that it stores, and a column per length and budget."""
+    """Yield a row per policy: the bytes that it stores, and a column per length and budget."""
     here = [cell for cell in found if cell["mode"] == mode]
     lengths = sorted({cell["length"] for cell in here})
     budgets = sorted({cell["token_budget"] for cell in here if "token_budget" in cell})
@@ -103,13 +103,13 @@ def _means(found: Sequence[Cell], mode: str, taken: int) -> Iterator[str]:
 
 
 def _kib(found: Sequence[Cell]) -> str:
-    """Of the task with the longest answers."""
+    """Return the KiB of a row for the task with the longest answers, as text."""
     sizes = [cell["row_bytes"] for cell in found if "row_bytes" in cell]
     return f"{max(sizes) / 1024:,.0f}" if sizes else "n/a"
 
 
 def _mean(found: Sequence[Cell], taken: int) -> str:
-    """Of all questions of the tasks that count; none where one of these tasks has no answer."""
+    """Return the mean over all questions of the tasks that count; "n/a" if one of these tasks has no answer."""
     counted = [cell for cell in found if cell["evidence"]]
     if not counted or not all("accuracy" in cell for cell in counted):
         return "n/a"
@@ -118,7 +118,7 @@ def _mean(found: Sequence[Cell], taken: int) -> str:
 
 
 def pool(means: Sequence[Mean], taken: int) -> Mean:
-    """The mean of all scores that some means were taken of, and its standard error.
+    """Return the mean of all scores that some means were taken of, and its standard error.
 
     `taken` is what deviations were divided by less than the number of scores: TAKEN, or 0 in results without it.
     """

@@ -55,7 +55,7 @@ def total_spent(directory: Path, seconds: float, processor: float, commit: str |
 
 
 def record_of(spent: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine, and every commit that a cell was measured at: one changed tree among them makes all uncommitted."""
+    """Return the machine, and the commits of all cells: one changed tree among them makes all uncommitted."""
     commits = spent["commits"]
     changed = [commit for commit in commits if commit.endswith("-dirty")]
     return {**machine.record(), "commit": ", ".join([*(one for one in commits if one not in changed), *changed])}

@@ -1,4 +1,4 @@
-"""Whether compression breaks calls of tools: the task `tool-calls` under some policies and cache formats.
+"""The effect of compression on tool calls: the task `tool-calls` under some policies and cache formats.
 
     python -m benchmarks.accuracy.tool_calls [--checkpoint FILE.gguf] [--minutes 20]
 

@@ -25,12 +25,12 @@ def main() -> None:
 
 
 def read(directory: Path) -> Mapping[str, Any]:
-    """The result of `tool_calls`."""
+    """Return the result of `tool_calls`."""
     return store.read(directory / f"{tool_calls.NAME}.json")
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks of the page."""
     cells, record, spent = result["cells"], result["machine"], result["spent"]
     asked = [cell for cell in cells if cell.get("scores")]
     whole = asked[0]

@@ -1,4 +1,4 @@
-"""What it costs in answers to be asked late, under every policy: a second question, and one about a stored context.
+"""Accuracy of every policy on late questions: a second question, and a question about a stored context.
 
     python -m benchmarks.accuracy.turns --models retrieval-tiny
     python -m benchmarks.accuracy.turns --models smollm2-135m-instruct [--checkpoint FILE.gguf] [--minutes 20]
@@ -50,7 +50,7 @@ BLOCK = 8
 
 @dataclass(frozen=True)
 class Asked:
-    """What one model is asked."""
+    """The questions for one model."""
 
     task: str
     length: int
@@ -121,7 +121,7 @@ def measured(name: str, checkpoint: str | None, minutes: float | None) -> Path:
 
 
 def write_result(name: str, settings: dict[str, Any], cells: Sequence[Cell], spent: dict[str, Any]) -> Path:
-    """The cells with the score of every question."""
+    """Write the cells with the score of every question."""
     head = {"machine": record_of(spent), "settings": settings, "spent": spent}
     return store.write_result(f"{NAME}-{name}", {**head, "cells": [compact_cell(cell) for cell in cells]})
 

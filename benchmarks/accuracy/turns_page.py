@@ -35,7 +35,7 @@ NOTICEABLE = 2.0
 
 Result = Mapping[str, Any]
 Scores = Mapping[tuple[str, str], Sequence[float]]
-"""By policy and mode."""
+"""Scores of all questions, by policy and mode."""
 
 
 def main() -> None:
@@ -46,13 +46,13 @@ def main() -> None:
 
 
 def read(directory: Path) -> dict[str, Result]:
-    """The results that are there, by model."""
+    """Return the results that are there, by model."""
     found = {name: directory / f"{accuracy_turns.NAME}-{name}.json" for name in accuracy_turns.MODELS}
     return {name: store.read(path) for name, path in found.items() if path.is_file()}
 
 
 def texts(results: Mapping[str, Result]) -> dict[Path, str]:
-    """What stands between the marks of each page."""
+    """Return the text between the marks of each page."""
     if not results:
         return dict.fromkeys((PAGE, SUMMARY), "Not measured yet.")
     whole = "\n\n".join(part for name, result in results.items() for part in measured(name, result))
@@ -60,7 +60,7 @@ def texts(results: Mapping[str, Result]) -> dict[Path, str]:
 
 
 def measured(name: str, result: Result) -> Iterator[str]:
-    """The part of the page on one model."""
+    """Yield the part of the page on one model."""
     spent, settings, record = result["spent"], result["settings"], result["machine"]
     first = result["cells"][0]
     scores = scores_of(result)
@@ -101,7 +101,7 @@ def summary(results: Mapping[str, Result]) -> str:
 
 
 def scores_of(result: Result) -> dict[tuple[str, str], Sequence[float]]:
-    """The scores of the cells that have some."""
+    """Return the scores of the cells that have some."""
     return {(cell["policy"], cell["mode"]): cell["scores"] for cell in result["cells"] if cell.get("scores")}
 
 

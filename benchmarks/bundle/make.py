@@ -24,7 +24,7 @@ PATHS = (
     "benchmarks/torch", "build_configs", "tests/*.py", "tests/backends", "tests/kernels", "tests/plugins_cuda",
     "plugins_cuda", "CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "docs/gpu-day.md",
 )  # fmt: skip
-"""Of the tree's tracked files; a test runs all parts with nothing else."""
+"""The bundle's part of the tree's tracked files; a test runs all parts with nothing else."""
 LEFT_OUT = ("kvc_trt/models/checkpoints/retrieval-text",)
 PYTHONS = ("3.11", "3.12", "3.13")
 """The tested version of hypothesis has no wheel for 3.10."""
@@ -36,7 +36,7 @@ exec sh "$(dirname "$0")/benchmarks/gpu_day.sh" "$@"
 
 
 def tracked(root: Path) -> list[Path]:
-    """The files of the tree that go into the bundle, relative to its root."""
+    """Return the files of the tree that go into the bundle, relative to its root."""
     left_out = [f":!{path}" for path in LEFT_OUT]
     specs = [f":(glob){path}" if "*" in path else path for path in PATHS]
     command = ["git", "-C", str(root), "ls-files", "-z", "--", *specs, *left_out]
@@ -63,7 +63,7 @@ def write(target: Path, library: Path, pythons: Sequence[str]) -> None:
 
 
 def size(target: Path) -> int:
-    """Bytes of all files."""
+    """Return the bytes of all files."""
     return sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 CANNOT = 3
 OLDEST_GLIBC = (2, 34)
-"""What the compiled kernels need: Ubuntu 22.04 or RHEL 9, and later ones."""
+"""The glibc that the compiled kernels need: Ubuntu 22.04, RHEL 9 or later."""
 
 
 def too_old() -> str | None:
-    """The error of a machine whose C library is older than that of the kernels; None where it is not."""
+    """Return the error of a machine whose C library is older than that of the kernels; None where it is not."""
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(int(part) for part in version.split(".")[:2]) >= OLDEST_GLIBC:
         return None
@@ -50,7 +50,7 @@ def fitting(wheels: Path) -> tuple[dict[str, Path], list[str]]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether this Python has the package itself."""
+    """Return True if this Python has the package itself."""
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:

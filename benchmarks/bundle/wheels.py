@@ -1,4 +1,4 @@
-"""Which packages the GPU's day needs beside torch and numpy, and their wheels.
+"""The packages that the GPU's day needs beside torch and numpy, and their wheels.
 
 Versions are those of the environment that makes the bundle, with which the tests passed.
 """
@@ -19,11 +19,11 @@ NEEDED = (
     "click", "hypothesis", "ml_dtypes", "psutil", "pydantic", "pytest", "pytest-xdist", "pyyaml", "rich", "safetensors",
     "tokenizers",
 )  # fmt: skip
-"""What the parts of a GPU's day import. tests/benchmarks/test_gpu_bundle.py runs them with nothing else."""
+"""Packages that the parts of a GPU's day import. tests/benchmarks/test_gpu_bundle.py runs them with nothing else."""
 PRESENT = ("numpy", "torch")
-"""What the machine brings, with what they need themselves."""
+"""Packages that the machine brings, with their own requirements."""
 LEFT_OUT = ("huggingface-hub",)
-"""What a package asks for and does not import: tokenizers would fetch a tokenizer by its name with it."""
+"""Requirements that no package imports; with huggingface-hub, tokenizers would fetch a tokenizer by its name."""
 PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17, 12)), "manylinux2014_x86_64", "manylinux2010_x86_64",
 )  # fmt: skip

@@ -93,7 +93,7 @@ def synthetic(shape: tuple[int, ...]) -> np.ndarray:
 def bound_step(
     session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], aliases: dict[str, str], shared: set[str]
 ) -> Step:
-    """A run with every input bound once; `aliases` maps an input to the output that shares its buffer.
+    """Return a run with every input bound once; `aliases` maps an input to the output that shares its buffer.
 
     Inputs named in `shared` use one buffer for all layers, where the caches of all would not fit in memory. One
     layer's cache is far larger than the processor's caches, so this does not make it faster.

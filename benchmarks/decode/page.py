@@ -15,11 +15,11 @@ from benchmarks.serving import plots
 PAGE = ROOT / "docs" / "results" / "decode.md"
 PICTURE = ROOT / "docs" / "images" / "decode-cpu.svg"
 RATIO_BARS = {16384: 1.9, 32768: 3.5, 131072: 9.0}
-"""By context: how many times as fast as dense the sparse step has to be."""
+"""The least ratio of the dense step's time to the sparse step's, by context."""
 ATTENTION_BARS = {1: 20.0, 2: 12.0}
-"""By threads: the same for one layer's attention alone."""
+"""The least ratio of the same times for one layer's attention alone, by threads."""
 GROWTH_BAR = 0.1
-"""By how much the sparse step may grow from the shortest to the longest context."""
+"""The most by which the sparse step may grow from the shortest to the longest context."""
 SIDES = {"full": "dense", "rocketkv": "rocketkv"}
 Row = dict[str, Any]
 

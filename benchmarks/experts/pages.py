@@ -1,4 +1,4 @@
-"""How much of an engine's weight file a model with experts reads: resident bytes after loading and after each token.
+"""The part of an engine's weight file that a model with experts reads: resident bytes after loading and each token.
 
     python -m benchmarks.experts.pages ENGINE                 # Linux: /proc/self/smaps
     python -m benchmarks.experts.pages ENGINE --tokens 4 --cold

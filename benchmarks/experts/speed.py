@@ -1,4 +1,4 @@
-"""What experts cost beside a dense model of the same active parameters: steps, and prefills of 2,048 tokens, in turns.
+"""The cost of experts beside a dense model of the same active parameters: steps and prefills of 2,048 tokens, in turns.
 
     python -m benchmarks.experts.speed --write             # fp32 and int4: four minutes of one core, 3 GB of disk
     python -m benchmarks.experts.speed --weights int4 --rounds 3

@@ -25,7 +25,7 @@ class Bandwidths:
     """For steps, which read."""
 
     def figures(self) -> dict[str, float]:
-        """As a result names them."""
+        """Return the bandwidths under their names in a result."""
         return {"copy_bytes_per_second": self.copied, "read_bytes_per_second": self.read}
 
 
@@ -39,7 +39,7 @@ class Gpu:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors are made."""
+        """The device on which tensors are made."""
         return torch.device("cuda", torch.cuda.current_device())
 
     @property
@@ -55,15 +55,15 @@ class Gpu:
         return free_bytes(self.device)
 
     def record(self) -> dict[str, Any]:
-        """As a result names it."""
+        """Return the GPU as a result records it."""
         return gpu_timing.device_record()
 
     def copy_bandwidth(self) -> float:
-        """Bytes per second of a copy, read and written together."""
+        """Return the bytes per second of a copy, read and written together."""
         return gpu_timing.copy_bandwidth()
 
     def read_bandwidth(self) -> float:
-        """Bytes per second of reading alone."""
+        """Return the bytes per second of reading alone."""
         return gpu_timing.read_bandwidth()
 
     def bandwidths(self) -> Bandwidths:
@@ -83,7 +83,7 @@ class Gpu:
         return gpu_timing.kernel_times(calls)
 
     def clocks(self) -> str:
-        """What the driver says about the clocks. Raises gpu_timing.Throttled."""
+        """Return the driver's statement about the clocks. Raises gpu_timing.Throttled."""
         return gpu_timing.judge_clocks(gpu_timing.clock_reasons())
 
     def synchronize(self) -> None:
@@ -105,7 +105,7 @@ class Gpu:
         return torch.cuda.max_memory_allocated()
 
     def usable(self) -> bool:
-        """Whether this process can still use it: after an illegal access CUDA refuses every further call."""
+        """Return True if this process can still use the GPU; after an illegal access CUDA refuses all further calls."""
         try:
             torch.zeros(1, device=self.device)
             torch.cuda.synchronize()
@@ -114,5 +114,5 @@ class Gpu:
         return True
 
     def publishable(self, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a point's figures that may be written into a result."""
+        """Return the part of a point's figures that may be written into a result."""
         return dict(figures)

@@ -32,7 +32,7 @@ POINT_SECONDS = 120.0
 Identity = dict[str, Any]
 Said = Callable[[Mapping[str, Any]], str]
 Point = tuple[Identity, Callable[[], Mapping[str, Any]]]
-"""What tells an entry from the others, and what measures it: figures, or the reason for having none."""
+"""The identity of an entry, and a function that measures its figures or returns the reason for having none."""
 
 
 class Results:
@@ -53,7 +53,7 @@ class Results:
         return FAILED if any("failed" in entry for part in parts for entry in part) else 0
 
     def entries(self, part: str) -> list[dict[str, Any]]:
-        """The entries of a part, as they grow."""
+        """Return the entries of a part, as they grow."""
         entries: list[dict[str, Any]] = self.document.setdefault(part, [])
         return entries
 
@@ -81,7 +81,7 @@ class Results:
             self._gpu.release()
 
     def _watched(self, entries: list[dict[str, Any]], figures: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The figures, or how the point failed; a point that does not return ends the process."""
+        """Return the figures, or how the point failed; a point that does not return ends the process."""
         alarm = threading.Timer(self._seconds, self._give_up, [entries])
         alarm.daemon = True
         alarm.start()
@@ -103,17 +103,17 @@ class Results:
 
 
 def label(identity: Mapping[str, Any]) -> str:
-    """A point in a line of text."""
+    """Return a point in a line of text."""
     return " ".join(f"{value}" if key == "name" else f"{key} {value}" for key, value in identity.items())
 
 
 def _without_figures(entry: Mapping[str, Any]) -> str | None:
-    """Why an entry has no figures; None where it has them."""
+    """Return the reason why an entry has no figures; None if it has them."""
     return next((f"{key.replace('_', ' ')}: {entry[key]}" for key in ("failed", "not_measured") if key in entry), None)
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 

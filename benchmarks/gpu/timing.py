@@ -45,7 +45,7 @@ class Timing:
     samples: int
     sets: int
     clocks: str
-    """What the driver says about the clocks: "free", "power cap", or "unknown"."""
+    """The driver's statement about the clocks: "free", "power cap", or "unknown"."""
 
 
 class Throttled(Exception):
@@ -58,7 +58,7 @@ def sets_needed(touched_bytes: int, l2_bytes: int) -> int:
 
 
 def judge_clocks(reasons: int | None) -> str:
-    """A word for NVML's bit mask; raises Throttled where a timing would say nothing about the kernel."""
+    """Return a word for NVML's bit mask; raises Throttled where a timing would say nothing about the kernel."""
     if reasons is None:
         return "unknown"
     held = [name for bit, name in THROTTLED.items() if reasons & bit]
@@ -132,7 +132,7 @@ def kernel_times(calls: Sequence[Call]) -> dict[str, float]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second of a device-to-device copy of a gigabyte, read and written together."""
+    """Return the bytes per second of a device-to-device copy of a gigabyte, read and written together."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     source.random_()
@@ -141,7 +141,7 @@ def copy_bandwidth() -> float:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second of a sum over four gigabytes, which reads and hardly writes."""
+    """Return the bytes per second of a sum over four gigabytes, which reads and hardly writes."""
     source = torch.zeros(READ_BYTES // 4, dtype=torch.float32, device="cuda")
     result = torch.zeros((), dtype=torch.float32, device="cuda")
     timing = measure([lambda: torch.sum(source, dim=0, out=result)])
@@ -149,7 +149,7 @@ def read_bandwidth() -> float:
 
 
 def device_record() -> dict[str, Any]:
-    """The GPU, as a result names it."""
+    """Return the GPU, as a result names it."""
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "gpu": found.name,

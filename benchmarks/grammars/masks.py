@@ -1,4 +1,4 @@
-"""What a grammar costs each token: the mask over the logits, and the step of the answer's state, at 128 thousand words.
+"""The cost of a grammar per token: the mask over the logits and the step of the answer's state, at 128 thousand words.
 
     python -m benchmarks.grammars.masks                             # benchmarks/results/grammars.json; two minutes
     python -m benchmarks.grammars.masks --tokenizer tokenizer.json  # of another tokenizer
@@ -120,7 +120,7 @@ def texts() -> Iterator[str]:
 
 
 def trained() -> bytes:
-    """The tokenizer.json of a byte-level tokenizer of `WORDS` words, as chat models have it."""
+    """Return the tokenizer.json of a byte-level tokenizer of `WORDS` words, as chat models have it."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -189,7 +189,7 @@ def of_vocabulary(content: bytes, library_slices: bool) -> dict[str, Any]:
 
 
 def measured(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The figures of each case. Grammars are compiled on a thread of their own."""
+    """Return the figures of each case. Grammars are compiled on a thread of their own."""
     grammars = Grammars(tokenizer, max(tokenizer.get_vocab().values()) + 1)
     grammars.check(Grammar.regex("a+"), "the first grammar")
     cases = []

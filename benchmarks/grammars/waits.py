@@ -1,4 +1,4 @@
-"""What a token waits for its grammar when the mask is computed beside the model's step, at 128 thousand words.
+"""The time that a token waits for its grammar, with the mask computed beside the model's step, at 128 thousand words.
 
     python -m benchmarks.grammars.waits                            # benchmarks/results/grammar_waits.json; five minutes
     python -m benchmarks.grammars.waits --tokenizer tokenizer.json # of another tokenizer
@@ -37,7 +37,7 @@ from kvc_trt.runtime.grammar.matcher import Matcher
 
 HIDDEN = 256
 MOST_TOKENS, ANSWERS = 30, 5
-"""Of the text of a case, and of its even draws; and how often each is answered."""
+"""The most tokens in the text of a case and in its even draws, and the number of times that each is answered."""
 
 
 class Waited(NamedTuple):
@@ -48,7 +48,7 @@ class Waited(NamedTuple):
 
 
 def step_of(words: int, threads: int) -> Callable[[], Any]:
-    """A model's last product, on so many threads."""
+    """Return a model's last product, on so many threads."""
     weights = np.random.default_rng(0).standard_normal((HIDDEN, words), np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["hidden", "weights"], ["logits"])],
@@ -66,7 +66,7 @@ def step_of(words: int, threads: int) -> Callable[[], Any]:
 
 
 def drawn(matcher: Matcher, seed: int, most: int) -> list[int]:
-    """The tokens of an answer of even draws."""
+    """Return the tokens of an answer of even draws."""
     generator, tokens = np.random.default_rng(seed), list[int]()
     while len(tokens) < most and not matcher.is_complete:
         token = int(generator.choice(np.flatnonzero(matcher.allowed())))
@@ -108,7 +108,7 @@ def replayed(matcher: Matcher, tokens: Sequence[int], step: Callable[[], Any], b
 
 
 def measured(grammars: Grammars, tokenizer: Tokenizer, threads: int) -> list[dict[str, Any]]:
-    """The figures of each case, with a step on so many threads."""
+    """Return the figures of each case, with a step on so many threads."""
     step = step_of(max(tokenizer.get_vocab().values()) + 1, threads)
     for _ in range(20):
         step()

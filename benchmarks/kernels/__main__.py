@@ -54,12 +54,12 @@ class Point:
 
     @property
     def operation(self) -> str:
-        """Whose traffic counts: a baseline does what `dense` does."""
+        """The operation whose traffic counts; a baseline does what `dense` does."""
         return self.name if self.name in OPERATIONS else "dense"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells its entry from the others."""
+        """Return the fields that distinguish the point's entry from others."""
         found = {"name": self.name, "batch": self.case.batch, "context": self.case.context}
         if self.name in NEEDS_BUDGET or self.case.is_in_format:
             found |= {"budget": self.case.budget, "policy": self.case.policy}
@@ -67,7 +67,7 @@ class Point:
 
 
 def points(options: argparse.Namespace) -> Iterator[Point]:
-    """The sweep in the order in which it is measured; what does not depend on the budget is measured once."""
+    """Yield the sweep in the order in which it is measured; what does not depend on the budget is measured once."""
     for batch, context in itertools.product(options.batches, options.contexts):
         for name in options.operations + options.baselines:
             budgets = options.budgets if name in NEEDS_BUDGET else options.budgets[:1]
@@ -81,7 +81,7 @@ def points(options: argparse.Namespace) -> Iterator[Point]:
 
 
 def figures(point: Point, traffic: Traffic, median_us: float, bandwidths: Bandwidths) -> dict[str, float]:
-    """A time beside what it had to move: achieved bandwidth, floor, and the share of the floor that was reached."""
+    """Return a time beside the bytes it moved: achieved bandwidth, floor, and the share of the floor reached."""
     bandwidth = bandwidths.copied if point.operation == "compact" else bandwidths.read
     floor = traffic.floor_microseconds(bandwidth, H200.flops_16bit)
     return {
@@ -94,7 +94,7 @@ def figures(point: Point, traffic: Traffic, median_us: float, bandwidths: Bandwi
 
 
 def memory_needed(point: Point, sets: int) -> int:
-    """Bytes of all sets of tensors; building the bounds of a set takes as much again as its keys and values.
+    """Return the bytes of all sets of tensors; building the bounds of a set takes as much again as its keys and values.
 
     Codes are made from fp32: that takes twenty times the memory of the smallest."""
     sets += 20 if point.case.is_in_format else 1
@@ -102,7 +102,7 @@ def memory_needed(point: Point, sets: int) -> int:
 
 
 def measured(point: Point, gpu: Gpu, bandwidths: Bandwidths, options: argparse.Namespace) -> Mapping[str, Any]:
-    """What an entry of the result holds beside its identity: figures, or the reason why there are none."""
+    """Return an entry's figures, or the reason why there are none."""
     if reason := kernel_calls.unavailable(point.name):
         return {"not_measured": reason}
     traffic = call_traffic(point.operation, point.case)
@@ -144,7 +144,7 @@ def more_times(point: Point, gpu: Gpu, calls: Sequence[Call], options: argparse.
 
 
 def sweep(gpu: Gpu, options: argparse.Namespace) -> Results:
-    """The whole result, written as it grows."""
+    """Return the whole result, written as it grows."""
     bandwidths = gpu.bandwidths()
     head = {
         "device": gpu.record(),

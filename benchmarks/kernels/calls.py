@@ -31,7 +31,7 @@ Maker = Callable[[KernelLibrary, Case, int], list[Call]]
 
 
 def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
-    """The compaction of one layer's prompt, out of place."""
+    """Return the compaction of one layer's prompt, out of place."""
     parameters = case.parameters
     device = library.device_type
     lengths = torch.full((case.batch,), case.prompt, device=device)
@@ -48,7 +48,7 @@ def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
 
 
 def product(device: torch.device, case: Case, *, narrow: bool = False) -> Call:
-    """The largest product of a layer, gate and up, for the rows of a step; `narrow` where nothing is measured."""
+    """Return the largest product of a layer, gate and up, for a step's rows; `narrow` where nothing is measured."""
     inner, width = (64, 32) if narrow else (2 * MODEL.intermediate_size, MODEL.hidden_size)
     dtype = torch.bfloat16
     matrix, rows = (torch.zeros(size, width, dtype=dtype, device=device) for size in (inner, case.batch))
@@ -128,7 +128,7 @@ KERNELS: dict[str, Maker] = {"compact": compact, "hybrid": hybrid, "dense": dens
 
 
 def unavailable(name: str) -> str | None:
-    """Why a baseline cannot be run here; None where it can."""
+    """Return the reason why a baseline cannot be run here; None if it can."""
     if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
         return "flashinfer is not installed"
     return None
@@ -151,7 +151,7 @@ def page_bounds(keys: Tensor, entries: int, page_size: int, *, fp8: bool) -> Ten
 def _arguments(
     case: Case, query: Tensor, new: Tensor, keys: Tensor, values: Tensor, lengths: Tensor
 ) -> dict[str, Tensor | int]:
-    """What all steps are given, by name; keys and values [B,G,C,D] as the case's cache stores them."""
+    """Return the arguments of all steps by name; keys and values [B,G,C,D] as the case's cache stores them."""
     given = {"query": query, "k_new": new, "v_new": new, "cache_lengths": lengths}
     for tensor, table in ((K_CACHE, keys), (V_CACHE, values)):
         vector = vector_of(tensor, case.cache_format)

@@ -62,12 +62,12 @@ class Case:
 
     @property
     def cache_format(self) -> CacheFormat:
-        """How the cache stores keys and values."""
+        """The format in which the cache stores keys and values."""
         return self.parameters.cache_format
 
     @property
     def is_in_format(self) -> bool:
-        """Whether the cache holds codes, which other kernels read."""
+        """True if the cache holds codes, which other kernels read."""
         return self.cache_format.keys is not None
 
     @property
@@ -88,12 +88,12 @@ class Case:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the prompt is longer than its budget, so that tokens are scored at all."""
+        """True if the prompt is longer than its budget, so that tokens are scored."""
         return self.prompt > self.parameters.kept_of(self.prompt)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether a step selects pages instead of reading every entry."""
+        """True if a step selects pages instead of reading every entry."""
         return self.entries > self.parameters.dense_limit
 
     @property
@@ -108,7 +108,7 @@ class Case:
 
 
 def resolved(policy: str, model: ModelConfig, budget: int, prompt: int) -> PolicyParameters:
-    """The constants of a policy, with a setting behind a colon if any, for answers of NEW_TOKENS tokens."""
+    """Return the constants of a policy, with a setting behind a colon if any, for answers of NEW_TOKENS tokens."""
     name, _, setting = policy.partition(":")
     return policies.resolve(
         name, model=model, token_budget=budget, max_input_len=prompt, max_output_len=NEW_TOKENS,
@@ -117,7 +117,7 @@ def resolved(policy: str, model: ModelConfig, budget: int, prompt: int) -> Polic
 
 
 def tensor_bytes(operation: str, case: Case) -> int:
-    """Bytes of the keys and values that one call is given: what a benchmark has to rotate over, or flush."""
+    """Return the bytes of the keys and values that one call is given: what a benchmark has to rotate over, or flush."""
     tokens = {"compact": case.prompt, "hybrid": case.parameters.capacity, "dense": case.context}[operation]
     pair = 2 * HEAD_SIZE * case.item_bytes if operation == "compact" else case.pair_bytes
     return case.batch * KV_HEADS * tokens * pair

@@ -59,7 +59,7 @@ def ncu() -> str | None:
 
 
 def command(tool: str, log: Path, step: SweepPoint) -> list[str]:
-    """What counts one step in a process of its own: the calls between `start` and `stop` of `run_step`."""
+    """Return the command that counts one step in its own process, from `start` to `stop` of `run_step`."""
     return [
         tool, "--csv", "--log-file", str(log), "--print-units", "base", "--metrics", ",".join(METRICS),
         "--profile-from-start", "off", "--clock-control", "none", "--target-processes", "all",
@@ -68,7 +68,7 @@ def command(tool: str, log: Path, step: SweepPoint) -> list[str]:
 
 
 def read(log: str) -> list[dict[str, Any]]:
-    """The kernels of a log in the order of their launches, each with its counters."""
+    """Return the kernels of a log in the order of their launches, each with its counters."""
     rows = itertools.dropwhile(lambda text: not text.startswith('"ID"'), log.splitlines())
     kernels: dict[str, dict[str, Any]] = {}
     for row in csv.DictReader(rows):
@@ -81,7 +81,7 @@ def read(log: str) -> list[dict[str, Any]]:
 
 
 def problem(log: str, otherwise: str) -> str:
-    """Why there are no counters: ncu's own words, where it has any."""
+    """Return the reason why there are no counters: ncu's own words if it has any, else `otherwise`."""
     return next((text for text in log.splitlines() if text.startswith("==ERROR==")), otherwise)
 
 
@@ -131,7 +131,7 @@ def measured(step: SweepPoint, gpu: Gpu, seconds: float) -> Mapping[str, Any]:
 
 
 def points(gpu: Gpu, options: argparse.Namespace) -> Iterator[Point]:
-    """Every step to be counted."""
+    """Yield every step to be counted."""
     for step in options.points:
         identity = {"name": step.policy, "batch": step.batch, "context": step.context, "budget": step.budget}
         yield identity, partial(measured, step, gpu, options.point_seconds - 5)

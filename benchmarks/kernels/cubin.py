@@ -1,4 +1,4 @@
-"""What the compiler made of each kernel: resources and instructions, read from a library by cuobjdump and nvdisasm."""
+"""The compiler's output for each kernel: resources and instructions, read from a library by cuobjdump and nvdisasm."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KernelCode:
     stack: int = 0
     local: int = 0
     max_threads: int = 0
-    """Of __launch_bounds__; 0 where there is none."""
+    """The limit of __launch_bounds__; 0 without one."""
     instructions: Counter[str] = field(default_factory=Counter)
     before_wait: Counter[str] = field(default_factory=Counter)
     """Those that precede the wait for the launch before; all, where there is none."""
@@ -67,7 +67,7 @@ class KernelCode:
 
     @property
     def waits(self) -> bool:
-        """Whether the kernel waits for the launch before it."""
+        """True if the kernel waits for the launch before it."""
         return self.count(_WAIT) > 0
 
     @property
@@ -83,7 +83,7 @@ class KernelCode:
 
 
 def read(library: Path) -> list[KernelCode]:
-    """Every kernel of the library, in the order of names and architectures."""
+    """Return every kernel of the library, in the order of names and architectures."""
     kernels: dict[tuple[str, str], KernelCode] = {}
 
     def kernel(architecture: str, symbol: str) -> KernelCode:
@@ -107,7 +107,7 @@ def demangled(symbols: list[str]) -> dict[str, str]:
 
 
 def short_name(name: str) -> str:
-    """A demangled name without namespaces and parameters, types as bf16, fp16 and fp32."""
+    """Return a demangled name without namespaces and parameters, types as bf16, fp16 and fp32."""
     for long, short in _TYPES.items():
         name = name.replace(long, short)
     name = name.replace("> >", ">>")
@@ -187,7 +187,7 @@ def _dump(option: str, library: Path) -> str:
 
 
 def tool(name: str) -> str:
-    """The program on PATH, beside nvcc in /usr/local/cuda, or in the wheels of this Python."""
+    """Return the program on PATH, beside nvcc in /usr/local/cuda, or in the wheels of this Python."""
     folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *_wheel_folders()]
     found = shutil.which(name, path=os.pathsep.join(folders))
     if found is None:

@@ -1,4 +1,4 @@
-"""Which kernels one call launches, and how large: recorded by the emulated library, which runs the same launchers.
+"""The kernels that one call launches, with their sizes. The emulated library records them: it runs the same launchers.
 
 Grids are functions of sizes alone, so no kernel runs, and the tensors are never touched.
 """
@@ -31,7 +31,7 @@ class Launch:
     threads: int
     dynamic_shared: int
     begins_early: bool = False
-    """Whether it may begin before the launch before it has ended (programmatic dependent launch)."""
+    """True if the launch may begin before the one ahead of it has ended (programmatic dependent launch)."""
 
 
 def record(library: KernelLibrary, operation: str, case: Case) -> list[Launch]:
@@ -76,7 +76,7 @@ def _dense(library: KernelLibrary, case: Case) -> None:
 
 
 def _step(case: Case, capacity: int) -> dict[str, torch.Tensor | int]:
-    """What all steps are given, by name: query, new token, cache and lengths."""
+    """Return the arguments of all steps by name: query, new token, cache and lengths."""
     new = _empty(case, case.batch, case.kv_heads, HEAD_SIZE)
     lasts = {"D": HEAD_SIZE, "D/2": HEAD_SIZE // 2, "groups": groups_of(HEAD_SIZE), "1": 1}
     types = {INT8: torch.int8, FLOAT16: torch.float16}

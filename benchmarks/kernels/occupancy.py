@@ -1,4 +1,4 @@
-"""How many CTAs of a kernel one multiprocessor holds, from its registers, threads and shared memory.
+"""The number of CTAs that one multiprocessor holds of a kernel, from its registers, threads and shared memory.
 
 Limits per multiprocessor: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
 """
@@ -12,7 +12,7 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What the CTAs of one multiprocessor share."""
+    """The resources that the CTAs of one multiprocessor share."""
 
     shared_bytes: int
     registers: int = 65536
@@ -43,7 +43,7 @@ def resident_ctas(architecture: str, *, threads: int, registers: int, shared_byt
 
 
 def occupancy(architecture: str, *, threads: int, registers: int, shared_bytes: int) -> float:
-    """Share of the multiprocessor's threads that resident CTAs fill."""
+    """Return the share of the multiprocessor's threads that resident CTAs fill."""
     ctas = resident_ctas(architecture, threads=threads, registers=registers, shared_bytes=shared_bytes)
     return ctas * _round_up(threads, WARP) / MULTIPROCESSORS[architecture].threads
 

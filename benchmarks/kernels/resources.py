@@ -1,4 +1,4 @@
-"""What the compiler made of every kernel, and how a layer of Llama-3.1-8B launches them. No GPU is needed.
+"""The compiler's output for every kernel, and how a layer of Llama-3.1-8B launches them. No GPU is needed.
 
     make plugins                                          # builds the libraries, then prints this
     python -m benchmarks.kernels.resources build --write   # into docs/kernels-resources.md, and for the emulation
@@ -35,7 +35,7 @@ COMMAND = "make plugins && .venv/bin/python -m benchmarks.kernels.resources buil
 
 
 def document(codes: Sequence[KernelCode], launches: dict[tuple[str, int], list[Launch]], compiler: str) -> str:
-    """The whole of docs/kernels-resources.md."""
+    """Return the whole of docs/kernels-resources.md."""
     architectures = ", ".join(MULTIPROCESSORS)
     return "\n".join([
         "# Kernels: resources, launches, floors",
@@ -69,7 +69,7 @@ def document(codes: Sequence[KernelCode], launches: dict[tuple[str, int], list[L
 
 
 def emulated_resources(codes: Sequence[KernelCode], compiler: str) -> str:
-    """The whole of plugins_cuda/emulation/kernel_resources.inc."""
+    """Return the whole of plugins_cuda/emulation/kernel_resources.inc."""
     architectures = ", ".join(MULTIPROCESSORS)
     lines = [
         "// clang-format off",
@@ -148,7 +148,7 @@ def _launch_table(codes: Sequence[KernelCode], launches: dict[tuple[str, int], l
 
 
 def instantiation(codes: Sequence[KernelCode], launch: Launch, architecture: str) -> KernelCode:
-    """The kernel of a launch on bf16 heads of 128; of several that it could be, the one with most registers.
+    """Return the kernel of a launch on bf16 heads of 128; of several that it could be, the one with most registers.
 
     Bounds of pages are bf16 too.
     """
@@ -197,7 +197,7 @@ def compiler_version(build: Path) -> str:
 
 
 def problems(codes: Sequence[KernelCode], texts: Mapping[Path, str], compiler: str) -> list[str]:
-    """Why --check fails: spilled registers, and a file that is not what the libraries say now."""
+    """Return the reasons why --check fails: spilled registers, and files that differ from the libraries."""
     found = [f"{code.name} ({code.architecture}) uses local memory" for code in codes if code.local or code.spills]
     for code in (code for code in codes if code.architecture != "sm_80"):  # where launches begin early
         if not code.waits:

@@ -20,7 +20,7 @@ class SweepPoint:
     budget: int
 
     def __str__(self) -> str:
-        """As it is written on a command line."""
+        """Return the point as written on a command line."""
         return f"{self.policy}/{self.batch}/{self.context}/{self.budget}"
 
 
@@ -34,7 +34,7 @@ POINTS = (
 
 
 def count(text: str) -> int:
-    """A positive integer."""
+    """Parse a positive integer."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
@@ -42,7 +42,7 @@ def count(text: str) -> int:
 
 
 def point(text: str) -> SweepPoint:
-    """A point as POLICY/BATCH/CONTEXT/BUDGET."""
+    """Parse a point from POLICY/BATCH/CONTEXT/BUDGET."""
     policy, *numbers = text.split("/")
     if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r}: expected POLICY/BATCH/CONTEXT/BUDGET, as in {POINTS[0]}")

@@ -20,7 +20,7 @@ FUSED = {"score_and_select": ("prepare_step", "page_scores", "select_tokens")}
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a launch or a call cannot do without."""
+    """The least bytes and operations of a launch or a call."""
 
     bytes: int
     """Read and written."""
@@ -31,11 +31,11 @@ class Traffic:
         return Traffic(self.bytes + other.bytes, self.flops + other.flops)
 
     def floor_microseconds(self, bandwidth: float, flops: float) -> float:
-        """The slower of moving the bytes and computing the products."""
+        """Return the slower of moving the bytes and computing the products."""
         return 1e6 * max(self.bytes / bandwidth, self.flops / flops)
 
     def floor_on(self, accelerator: Accelerator) -> float:
-        """The floor by a GPU's published figures."""
+        """Return the floor by a GPU's published figures."""
         return self.floor_microseconds(accelerator.bandwidth, accelerator.flops_16bit)
 
 
@@ -60,7 +60,7 @@ def launch_traffic(operation: str, case: Case, kernel: str) -> Traffic:
 
 
 def kernel_traffic(operation: str, case: Case) -> dict[str, Traffic]:
-    """Each kernel of one call by name; those that only reduce a few intermediates are left out."""
+    """Return each kernel of one call by name; those that only reduce a few intermediates are left out."""
     return {"compact": _compact, "hybrid": _hybrid, "dense": _dense}[operation](case)
 
 
@@ -115,7 +115,7 @@ def _dense(case: Case) -> dict[str, Traffic]:
 
 
 def _of_cache(kernel: str, case: Case) -> str:
-    """The name of a step's kernel that stores or reads keys and values."""
+    """Return the name of a step's kernel that stores or reads keys and values."""
     return f"{kernel}_in_format" if case.is_in_format else kernel
 
 
@@ -131,7 +131,7 @@ def _attention(case: Case, tokens: int) -> Traffic:
 
 
 def _intermediate_bytes(case: Case) -> dict[str, int]:
-    """Bytes of each kernel that another kernel of the same call wrote or will read."""
+    """Return the bytes of each kernel that another kernel of the same call wrote or will read."""
     heads = case.batch * KV_HEADS
     votes = heads * case.prompt * FLOAT
     pages = -(-case.entries // case.parameters.page_size) if case.is_sparse else 0

@@ -1,4 +1,4 @@
-"""What every contender loads, made once from the shared checkpoint and kept."""
+"""The files that contenders load, each made once from the shared checkpoint and kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OUTPUT_TOKENS = 128
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where artefacts are kept and which Python runs the peers."""
+    """The folder of the artefacts, and the Python that runs the peers."""
 
     directory: Path
     peers_python: Path
     threads: int
     commit: str
-    """Of kvc-trt: engines are built anew for every commit."""
+    """The commit of kvc-trt; engines are built anew for every commit."""
 
     def checkpoint(self, shape: Shape) -> Path:
         return self.directory / shape.name

@@ -1,4 +1,4 @@
-"""What kvc-trt asks of itself beside the other engines, and whether the measurements meet it."""
+"""The bars that kvc-trt sets itself beside the other engines, and whether the measurements meet them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Bar:
     """The highest ratio that meets the bar; None where the figure is reported and nothing is asked of it."""
     unit: str
     floor: bool = False
-    """Whether a step close enough to its floor meets the bar as well."""
+    """True if a step close enough to its floor meets the bar as well."""
 
     @property
     def ratio(self) -> float:

@@ -27,22 +27,22 @@ class Contender:
     cache_bytes: float
     """Bytes of one cached number, as its floor counts them."""
     reads: str
-    """What a step reads of the cache: `rocketkv`, `all`, or `stored` (as many tokens as the budget)."""
+    """The part of the cache that a step reads: `rocketkv`, `all`, or `stored` (as many tokens as the budget)."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     policy: str | None = None
-    """Of kvc-trt's engines."""
+    """Policy of kvc-trt's engines."""
     cache: str = AUTO
     """Format of the cache of kvc-trt's engines."""
     full_precision: bool = True
-    """Whether it computes in float32 all but products with quantised matrices."""
+    """True if it computes everything in float32 except products with quantised matrices."""
     operations_per_second: float = 150e9
-    """Of its prefill on two cores, for the estimate of the time that a run takes; replaced once it was measured."""
+    """Operations per second of its prefill on two cores, to estimate the time of a run until one is measured."""
     longest: int = 32768
     """Contexts beyond this are left out, where a prefill takes many minutes."""
     batches: tuple[int, ...] = (1, 8)
     core: bool = True
-    """Whether the short selections have it at every point; others are in them where a measurement takes seconds."""
+    """True if the short selections have it at every point; they have others only where a measurement takes seconds."""
 
     @property
     def ours(self) -> bool:
@@ -103,4 +103,4 @@ OF_FORMATS = (
     replace(_WHOLE, name="kvc-trt full, int8 cache", weights=("int4",), batches=(1,), cache="int8"),
     replace(_WHOLE, name="kvc-trt full, float32 cache", weights=("int4",), batches=(1,)),
 )
-"""What a cache of 8 bits gains: rocketkv beside OpenVINO's eviction in its own 8 bits, and beside itself."""
+"""Contenders with caches of 8 bits: rocketkv beside OpenVINO's eviction in its own 8 bits, and beside itself."""

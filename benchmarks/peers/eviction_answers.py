@@ -1,4 +1,4 @@
-"""What OpenVINO GenAI's own cache eviction answers, on the questions that kvc-trt's policies are asked.
+"""Answers under OpenVINO GenAI's own cache eviction, to the questions that kvc-trt's policies are asked.
 
     build/peers/bin/python -m benchmarks.peers.eviction_answers --questions questions.json --model EXPORTED_DIR
 
@@ -36,7 +36,7 @@ _CACHE_GIGABYTES = 2
 
 @dataclass(frozen=True)
 class Point:
-    """How much of a prompt's cache its eviction leaves."""
+    """The size to which its eviction cuts a prompt's cache."""
 
     label: str
     stored_tokens: int | None
@@ -44,7 +44,7 @@ class Point:
 
 
 def points(group: Mapping[str, Any], bytes_per_token: int) -> list[Point]:
-    """The full cache, then every budget in tokens and in the bytes of RocketKV."""
+    """Return the full cache, then every budget in tokens and in the bytes of RocketKV."""
     found = [Point("full", None)]
     for budget, row_bytes in group["row_bytes"].items():
         found.append(Point(f"budget {budget}", int(budget)))
@@ -66,7 +66,7 @@ def open_pipeline(model: Path, longest_prompt: int, point: Point, threads: int) 
 def answers(
     pipeline: openvino_genai.LLMPipeline, tokenizer: Any, group: Mapping[str, Any], first: int, last: int
 ) -> Iterator[float]:
-    """The scores of questions first .. last - 1, as kvc-trt's bench scores them."""
+    """Yield the scores of questions first .. last - 1, as kvc-trt's bench scores them."""
     score = task(group["task"]).score
     assert score is not None
     settings = openvino_genai.GenerationConfig()

@@ -1,4 +1,4 @@
-"""How much of the processor others had while a measurement ran."""
+"""The share of the processor that other programs used during a measurement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
-"""Of the first line of /proc/stat: user, nice, system, irq, softirq, steal."""
+"""Indices into the first line of /proc/stat: user, nice, system, irq, softirq, steal."""
 
 
 class Others:

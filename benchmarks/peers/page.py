@@ -78,7 +78,7 @@ def machine_of(command: str, data: Mapping[str, Any]) -> list[str]:
 
 
 def _bars(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:
-    """Each bar at each point, met or missed."""
+    """Yield each bar at each point, met or missed."""
     if found := list(bars(points)):
         yield (
             "## The bars\n\nOur best RocketKV configuration beside the best of the peer that the bar names, at the "
@@ -129,7 +129,7 @@ def _charts(points: Mapping[PointKey, Sequence[Row]], folder: Path) -> Iterable[
 
 
 def _answers() -> Iterable[str]:
-    """What OpenVINO's eviction answers beside RocketKV, where both were asked the same questions."""
+    """Yield the answers under OpenVINO's eviction beside RocketKV's, where both were asked the same questions."""
     asked, ours = (store.cells_of(store.recorded_path(name)) for name in ("peers-eviction", "accuracy-smollm2"))
     if not asked:
         return
@@ -174,7 +174,7 @@ def _fastest(points: Mapping[PointKey, Sequence[Row]]) -> str:
 
 
 def table_of_rows(points: Mapping[PointKey, Sequence[Row]]) -> str:
-    """Every row of every point with its figures and their range."""
+    """Return every row of every point with its figures and their range."""
     heads = [
         "point", "engine", "first token, s", "step, ms", "floor, ms", "of floor", "peak, GiB", "disk, MiB", "runs",
     ]  # fmt: skip
@@ -192,7 +192,7 @@ def table_of_rows(points: Mapping[PointKey, Sequence[Row]]) -> str:
 
 
 def figures(points: Mapping[PointKey, Sequence[Row]]) -> str:
-    """Every engine at every point, as CSV."""
+    """Return every engine at every point, as CSV."""
     heads = [
         "shape", "weights", "context", "batch", "engine", "first_token_s", "first_token_s_least", "first_token_s_most",
         "step_ms", "step_ms_least", "step_ms_most", "floor_ms", "peak_gib", "disk_mib", "runs", "quiet",

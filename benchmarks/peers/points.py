@@ -1,4 +1,4 @@
-"""What is measured: a model, its weights, a context and a batch; and which selections of points there are."""
+"""The points of the measurement: a model, its weights, a context and a batch; and the selections of points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.peers.shapes import SHAPES, Shape
 from kvc_trt.profile.model_size import prefill_operations
 
 STARTING_SECONDS = 4
-"""Of one measurement beside its prefill: a new process, reading and compiling the model, the warm-up."""
+"""Seconds of one measurement beside its prefill: a new process, reading and compiling the model, the warm-up."""
 _LOADED_GIGABYTES_PER_SECOND = 0.5
 
 
@@ -45,7 +45,7 @@ class Measurement:
         return f"{point.shape_name}/{point.weights}/{point.context}/{point.batch}/{self.contender.name}"
 
     def expected_seconds(self) -> float:
-        """How long one run takes, roughly."""
+        """Return the seconds that one run takes, roughly."""
         operations = self.point.batch * prefill_operations(self.point.shape.model, self.point.context)
         loading = 4e-9 * _parameters(self.point) / _LOADED_GIGABYTES_PER_SECOND
         return STARTING_SECONDS + loading + operations / self.contender.operations_per_second + NEW_TOKENS * 0.05
@@ -90,7 +90,7 @@ _SHORT = 15
 def measurements(
     points: tuple[Point, ...], *, everybody: bool, contenders: tuple[Contender, ...] = CONTENDERS
 ) -> list[Measurement]:
-    """Every contender of every point; only those of the core where it takes long unless `everybody` is asked for."""
+    """Return every contender of every point; where it takes long only the core, unless `everybody` is asked for."""
     return [
         Measurement(point, contender)
         for point in points

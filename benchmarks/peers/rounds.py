@@ -23,13 +23,13 @@ BUSY = 0.05
 
 
 def expected_seconds(measurement: Measurement, runs: Runs) -> float:
-    """How long one more run takes: as the ones before, or by the operations of its prefill."""
+    """Return the seconds that one more run takes, estimated from earlier runs or from the operations of its prefill."""
     walls = [run["wall_seconds"] for run in runs.of(measurement)]
     return median(walls) if walls else measurement.expected_seconds()
 
 
 def estimate(measurements: Sequence[Measurement], runs: Runs, rounds: int) -> float:
-    """Seconds of all runs that are still missing."""
+    """Return the seconds of all runs that are still missing."""
     return sum(
         max(0, rounds - len(runs.of(measurement))) * expected_seconds(measurement, runs) for measurement in measurements
     )

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Answer:
-    """When the tokens of one batch came."""
+    """The arrival times of one batch's tokens."""
 
     first_token_seconds: float
-    """From the call to the first token: prefill, and compaction where there is one."""
+    """Time from the call to the first token: prefill, and compaction where there is one."""
     token_seconds: list[float]
     """Time of every further token: one decode step for the whole batch."""
 

@@ -1,4 +1,4 @@
-"""What the runs of one measurement say: medians over the quiet ones, and their range."""
+"""Summary of the runs of one measurement: medians over the quiet runs, and their range."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Row:
     disk_mib: float
     runs: int
     quiet: bool
-    """Whether others left the machine alone in the runs that count."""
+    """True if other programs left the machine alone in the runs that count."""
 
     @property
     def ours(self) -> bool:

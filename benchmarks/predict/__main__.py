@@ -1,4 +1,4 @@
-"""How long the kernels would take on an H100 and an H200, predicted from their machine code. Nothing is measured.
+"""The time of the kernels on an H100 and an H200, predicted from their machine code. Nothing is measured.
 
     make predict                                   # builds what it needs, then writes result and page
     python -m benchmarks.predict build             # the same with what is in build/
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def merged(result: dict[str, Any], snapshot: dict[str, Any], *, as_before: bool) -> dict[str, Any]:
-    """The result with the new predictions in their place; the first ones stand in both."""
+    """Return the result with the new predictions in their place; the first ones stand in both."""
     before = snapshot if as_before else result.get("before", snapshot)
     now = result.get("now", snapshot) if as_before else snapshot
     return {

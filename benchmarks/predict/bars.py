@@ -17,7 +17,7 @@ from kvc_trt.profile.traffic import row_traffic
 OTHER_LAUNCHES = 7
 """ASSUMED launches of a layer beside attention, which rotates: four products, two norms, activation."""
 ROTATION_MICROSECONDS = 0.6
-"""What rotating adds to attention's first launch at batch 8 and 32, by the same model; 0.2 in clusters, so a bound.
+"""Time that rotation adds to attention's first launch at batch 8 and 32, by the same model; 0.2 in clusters: a bound.
 
 docs/decisions/0031-rotation-in-the-step.md says how it was found."""
 KERNELS = "python -m benchmarks.kernels"
@@ -38,13 +38,13 @@ class Bar:
     """"us" or "%"."""
     predicted: float
     command: str
-    """What measures it."""
+    """The command that measures it."""
     of_published: float | None = None
     """The predicted share of a floor at the published bandwidth, which is stricter; None of other bars."""
 
     @property
     def met(self) -> bool:
-        """By the prediction, which is no proof."""
+        """True if the prediction meets the bar, which is no proof."""
         return self._meets(self.predicted)
 
     @property
@@ -57,7 +57,7 @@ class Bar:
 
 
 def bars(snapshot: Snapshot) -> Iterator[Bar]:
-    """Every bar at the cases of the snapshot, on every GPU."""
+    """Yield every bar at the cases of the snapshot, on every GPU."""
     for gpu in HOPPER:
         for call in snapshot["calls"]:
             of_call = {"hybrid": _step_bars, "dense": _dense_bars, "compact": _compaction_bars}[call["operation"]]
@@ -79,7 +79,7 @@ def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator
 
 
 def floor_of_step(case: Case, gpu: Accelerator) -> float:
-    """The floor of the whole model's step in microseconds, at the bandwidth that the GPU's memory is taken to reach.
+    """Return the floor of the whole model's step in microseconds, at the bandwidth assumed for the GPU's memory.
 
     Measurements are set against what it is found to reach (`benchmarks.gpu.device.Bandwidths`), not what is published.
     """
@@ -114,7 +114,7 @@ def _compaction_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[
 
 
 def _format_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
-    """The attention kernel alone: what a format is for is fewer bytes, and it is what reads them."""
+    """Yield the bars of the attention kernel alone: a format exists to read fewer bytes, and this kernel reads them."""
     (own,) = _kernels(snapshot, call, "sparse_attention_in_format")
     (exact,) = _kernels(snapshot, {**call, "policy": DEFAULT}, "sparse_attention")
     predicted, in_16_bit = (one["gpus"][gpu.name]["predicted_us"] for one in (own, exact))
@@ -132,19 +132,19 @@ def _case(call: Snapshot) -> Case:
 
 
 def case_text(entry: Snapshot) -> str:
-    """The case of a call or a kernel in words; predictions of before know only the default policy."""
+    """Return the case of a call or a kernel in words; predictions of before know only the default policy."""
     budget = f", budget {entry['budget']}" if entry["budget"] else ""
     return f"batch {entry['batch']}{budget}{storage_text(entry)}"
 
 
 def storage_text(entry: Snapshot) -> str:
-    """How the cache of an entry differs from one in 16 bit, behind a comma."""
+    """Return how an entry's cache differs from one in 16 bit, after a comma."""
     names = {FP8: ", fp8 bounds"} | {policy: f", cache in {name}" for name, policy in IN_FORMAT.items()}
     return names.get(entry.get("policy", DEFAULT), "")
 
 
 def _kernels(snapshot: Snapshot, call: Snapshot, name: str) -> list[Snapshot]:
-    """The entries of that kernel in a call: one, or none."""
+    """Return the entries of that kernel in a call: one, or none."""
     keys = ("operation", "batch", "budget", "policy")
     same = (one for one in snapshot["kernels"] if all(one[key] == call[key] for key in keys))
     return [one for one in same if one["kernel"] == name]

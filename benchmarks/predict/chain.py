@@ -1,4 +1,4 @@
-"""What one run of each block costs: the clocks of a warp that is alone on its multiprocessor, and the units it takes.
+"""The cost of one run of each block: the clocks of a warp alone on its multiprocessor, and the units that it takes.
 
 A warp issues in order. An instruction waits until the registers that it reads are there, and blocks pass on what is
 still on its way, by the slower of the ways that lead to the next. Of a loop, the second round counts: it finds what a
@@ -61,7 +61,7 @@ class _Warp:
 
 
 def costs(kernel: SassKernel, runs: Sequence[float]) -> list[BlockCost]:
-    """Of every block of the kernel; those that never run, as `runs` says, are passed over."""
+    """Return the cost of every block of the kernel; those that never run, by `runs`, are passed over."""
     walk = _Walk(kernel, runs)
     walk.through(range(len(kernel.blocks)), None)
     return [BlockCost(walk.clocks[number], *_load(block)) for number, block in enumerate(kernel.blocks)]
@@ -107,7 +107,7 @@ class _Walk:
         self._left[number] = warp
 
     def _slowest(self, number: int) -> int | None:
-        """Of the blocks that lead here, the one that the warp left last."""
+        """Return the predecessor that the warp left last; None if it left none."""
         ways = [one for one in self._kernel.before[number] if one in self._left]
         return max(ways, key=lambda one: self._left[one].clock, default=None)
 
@@ -121,7 +121,7 @@ def _load(block: SassBlock) -> tuple[int, Counter[str]]:
 
 
 def _turns(instruction: Instruction) -> int:
-    """A unit that moves 4 bytes per lane and turn takes several for more."""
+    """Return the turns of a unit: one that moves 4 bytes per lane and turn takes several for more."""
     if hardware.UNIT[instruction.name] != "memory" or instruction.name == "SHFL":
         return 1
     modifiers = instruction.opcode.split(".")
@@ -185,7 +185,7 @@ def _read_width(instruction: Instruction, number: int) -> int:
 
 
 def _names(operand: str, width: int) -> list[str]:
-    """The registers of an operand; an address in brackets has the width that it says itself."""
+    """Return the registers of an operand; an address in brackets has the width that it says itself."""
     found = []
     for kind, number, suffix in _REGISTER.findall(operand):
         wide = {".64": 2, ".128": 4}.get(suffix, width if "[" not in operand and kind.endswith("R") else 1)

@@ -20,7 +20,7 @@ _SYSTEM_SHARED = 1024
 
 
 def kernels(build: Path) -> dict[str, Compiled]:
-    """Every instantiation by its name (`page_scores<bf16, 4>`), compiled into BUILD/predict."""
+    """Return every instantiation by its name (`page_scores<bf16, 4>`), compiled into BUILD/predict."""
     folder = build / "predict"
     folder.mkdir(parents=True, exist_ok=True)
     found = {}

@@ -1,4 +1,4 @@
-"""What the emulation counted in one launch, asked by place: how often a line is run, and the body of a loop."""
+"""The emulation's counts of one launch, by place: how often a line runs, and how often the body of a loop."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RowSlots:
         self._around: dict[Frames, tuple[Occurrence, ...]] = {}
 
     def knows(self, frames: Frames) -> bool:
-        """Whether the innermost line is a kernel's."""
+        """Return True if the innermost line is a kernel's."""
         return bool(frames) and frames[0][0] in self._files
 
     def around(self, frames: Frames) -> tuple[Occurrence, ...]:
-        """The outermost loop first."""
+        """Return the loops around a place, outermost first."""
         if frames not in self._around:
             self._around[frames] = self._find_around(frames)
         return self._around[frames]
@@ -45,7 +45,7 @@ class RowSlots:
         return tuple(found)
 
     def tested_at(self, frames: Frames) -> Occurrence | None:
-        """The innermost loop of whose test the place is a part."""
+        """Return the innermost loop of whose test the place is a part."""
         for depth, (name, line) in enumerate(frames):
             if name in self._files:
                 loops = [loop for loop in loops_of(self._files[name]) if loop.in_test(line)]
@@ -87,7 +87,7 @@ class Counts:
 
     @cached_property
     def _bodies(self) -> dict[SourceLoop, list[tuple[Frames, bool, Piece]]]:
-        """Of each loop: the pieces directly in it, with the calls around, and whether a piece is of its test."""
+        """Return each loop's own pieces, with the calls around them, and True for pieces of the loop's test."""
         found: dict[SourceLoop, list[tuple[Frames, bool, Piece]]] = {}
         for piece in self.pieces:
             around = self.places.around(piece.frames)
@@ -99,7 +99,7 @@ class Counts:
         return found
 
     def at(self, frames: Frames) -> float | None:
-        """How often this place is run: the count of the nearest piece before it, in the same function and call."""
+        """Return how often a place runs: the count of the nearest piece before it, in the same function and call."""
         for depth in range(len(frames)):
             for end in range(len(frames), depth, -1):  # of a function that the host does not inline, no calls are known
                 count = self._nearest(frames[depth:end])
@@ -123,15 +123,15 @@ class Counts:
         return max(here[nearest])
 
     def rounds(self, occurrence: Occurrence) -> float:
-        """How often the body of a loop is run."""
+        """Return how often the body of a loop runs."""
         return self._rounds(occurrence, self.of)
 
     def longest(self, occurrence: Occurrence) -> float:
-        """The same by the warp that runs it most."""
+        """Return how often the warp that runs the body of a loop most runs it."""
         return self._rounds(occurrence, "longest")
 
     def entered(self, occurrence: Occurrence, around: Occurrence | None) -> float:
-        """How often a loop is entered for each round of the one around it, or for each run of the kernel; at most 1.
+        """Return how often a loop is entered per round of the one around it, or per run of the kernel; at most 1.
 
         As often as what stands beside it in a function that was inlined. Else a warp that enters it is taken to have as
         many rounds of it as the warp with most.
@@ -145,7 +145,7 @@ class Counts:
         return min(1.0, beside / whole) if whole else 0.0
 
     def _beside(self, occurrence: Occurrence) -> float | None:
-        """The count of the nearest piece before or behind the loop, in the inlined function that the loop is in."""
+        """Return the count of the nearest piece before or behind the loop, in the inlined function around it."""
         loop, calls = occurrence
         outer = [one for one, _ in self.places.around(((loop.file, loop.first), *calls))[:-1]]
         outside = {}
@@ -175,7 +175,7 @@ class Counts:
         return self._loops[occurrence, of]
 
     def _rounds_by_inner(self, occurrence: Occurrence, of: str) -> float:
-        """The same from the loops of a constant number of rounds within it: a body may consist of nothing else.
+        """Return the rounds by the loops of a constant number of rounds within: a body may consist of nothing else.
 
         Of a function that the host does not inline, no calls are known.
         """
@@ -189,9 +189,9 @@ class Counts:
 
 
 def _agreed(counts: Sequence[float], tests: Sequence[float]) -> float:
-    """The largest count that two pieces have, the loop's test being one, else the largest.
+    """Return the largest count that two pieces share or that a piece of the loop's test confirms, else the largest.
 
-    One alone may be of a call that its lines leave out.
+    A count that only one piece has may be that of a call that its lines leave out.
     """
     repeated = [count for count in counts if count and (counts.count(count) > 1 or count in tests)]
     return max(repeated or counts, default=0.0)

@@ -1,4 +1,4 @@
-"""How often the warps of a call run each piece of a kernel's source: counted by the emulation, on the call's own sizes.
+"""Counts of how often a call's warps run each piece of a kernel's source, from the emulation at the call's own sizes.
 
 The library kvc_emulation_executions reports pieces by address; addr2line says which lines they are, through everything
 that was inlined. Rows and KV heads are alike, so few of them are run where the launches of few are those of many.
@@ -36,9 +36,9 @@ class Piece:
     frames: tuple[Frame, ...]
     """Its first line, then the lines of the calls around it."""
     warps: float
-    """By all warps of a block, on average over the blocks."""
+    """Runs by all warps of a block, on average over the blocks."""
     longest: float
-    """By that warp of a block which ran it most, on average over the blocks."""
+    """Runs by the warp of a block that ran it most, on average over the blocks."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Executed:
 
     kernel: str
     instantiation: str
-    """With its template arguments: `page_scores<bf16, 4>`."""
+    """The name with its template arguments: `page_scores<bf16, 4>`."""
     ctas: int
     threads: int
     dynamic_shared: int
@@ -56,14 +56,14 @@ class Executed:
     exchanges: int
     """Shuffles and votes of all warps."""
     barriers: int
-    """Of all blocks."""
+    """Barriers of all blocks."""
     cluster_barriers: int
-    """Of clusters, each counted for each of its blocks."""
+    """Barriers of clusters, each counted once for each block."""
     pieces: tuple[Piece, ...] = field(repr=False)
 
 
 def executed(build: Path, operation: str, case: Case, architecture: str) -> list[Executed]:
-    """The launches of one call on the case's sizes and that GPU, with what they ran, averaged over their blocks."""
+    """Return the launches of one call on the case's sizes and that GPU, with their runs averaged over blocks."""
     library = KernelLibrary(build / LIBRARY)
     library.set_device(architecture)
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def _with_idle_pieces(library: Path, ran: Mapping[int, EmulatedExecutions]) -> d
 
 @cache
 def _pieces(library: Path) -> dict[int, int]:
-    """Every piece of the library's code by its address, with the address of the function that it is in."""
+    """Return every piece of the library's code by its address, with the address of the function that it is in."""
     command = [tool("objdump"), "-d", "--no-show-raw-insn", str(library)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found, function, reported = {}, 0, False
@@ -118,7 +118,7 @@ def _pieces(library: Path) -> dict[int, int]:
 
 
 def instantiation(kernel: str, function: str) -> str | None:
-    """The kernel with its template arguments, as a demangled function names it: itself, or what calls it."""
+    """Return the kernel with its template arguments, as a demangled function names it: itself, or what calls it."""
     match = re.search(rf"\b{kernel}\b", function)
     if match is None:
         return None
@@ -132,7 +132,7 @@ def instantiation(kernel: str, function: str) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an address is in the source."""
+    """The place of an address in the source."""
 
     frames: tuple[Frame, ...]
     function: str
@@ -140,7 +140,7 @@ class Place:
 
 
 def symbolised(library: Path, addresses: list[int]) -> dict[int, Place]:
-    """The place of the code before each address."""
+    """Return the place of the code before each address."""
     given = "\n".join(f"{address - 1:#x}" for address in addresses)
     command = [tool("addr2line"), "-e", str(library), "-i", "-a", "-f", "-C"]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)

@@ -35,7 +35,7 @@ class Frequencies:
 
     @cached_property
     def runs(self) -> list[float]:
-        """Of each block of the kernel, by number.
+        """Return how often each block of the kernel runs, by number.
 
         A warp takes one of the two arms of a branch. Arms that the compiler made from the same lines have the counts of
         both: they are cut to what leads to them. Of two that are versions of the same calls, one may never be run: its
@@ -64,11 +64,11 @@ class Frequencies:
         return [runs * cut for runs, cut in zip(found, cuts, strict=True)]
 
     def _behind(self, arm: int) -> list[int]:
-        """Blocks that only this arm of a branch leads to."""
+        """Return the blocks that only this arm of a branch leads to."""
         return [number for number, dominators in enumerate(self.kernel.dominators) if arm in dominators]
 
     def _is_idle(self, arm: int, other: int) -> bool:
-        """Whether none of the lines was run that this arm of a branch has and the other has not."""
+        """Return True if no line ran that this arm of a branch has and the other arm lacks."""
         lines, others = ({one.frames for one in self._instructions(self._behind(start))} for start in (arm, other))
         counts = [count for frames in lines - others if (count := self.counts.at(frames)) is not None]
         return bool(counts) and not any(counts)
@@ -81,7 +81,7 @@ class Frequencies:
         return {loop: self._source_of(loop) for loop in self.kernel.loops}
 
     def _source_of(self, loop: SassLoop) -> Occurrence | None:
-        """By the jump back and what is computed before it; else by what most instructions of the loop are inside."""
+        """Return the source's loop by the jump back and the code before it, else the one around most instructions."""
         for latch in sorted(loop.latches):
             for instruction in reversed(self.kernel.blocks[latch].instructions):
                 found = self.counts.places.tested_at(instruction.frames)
@@ -137,7 +137,7 @@ class Frequencies:
         return round(min(accesses)) if accesses and min(accesses) >= FEWEST_TOGETHER else 1
 
     def _operations_in_round(self, loop: SassLoop, occurrence: Occurrence, names: frozenset[str]) -> list[float]:
-        """Of each place in the loop with such operations: how many a round of the SASS has for one of the source's."""
+        """Return, for each place in the loop with such operations, how many the SASS has per round of the source."""
         inner = [one.blocks for one in self.kernel.loops if one.blocks < loop.blocks]
         found: dict[tuple[str, Frames], int] = {}
         for instruction in self._instructions(loop.blocks - frozenset().union(*inner)):
@@ -153,7 +153,7 @@ class Frequencies:
         return ratios
 
     def _copies(self, loop: SassLoop) -> list[SassLoop]:
-        """What the compiler made of the same loop of the source at the same place."""
+        """Return the compiler's copies of the same loop of the source at the same place."""
         parent = self.kernel.parent(loop)
         return [
             one
@@ -162,7 +162,7 @@ class Frequencies:
         ]
 
     def _rounds(self, loop: SassLoop) -> float:
-        """Of a loop of the SASS: whole rounds in its largest copy, the rest in the smaller ones.
+        """Return the rounds of a loop of the SASS: whole rounds in its largest copy, the rest in the smaller ones.
 
         A warp that enters the loop is taken to have as many rounds of it as the warp with most.
         """
@@ -191,7 +191,7 @@ class Frequencies:
         raise AssertionError("a loop is among its own copies")
 
     def _has_rest(self, loop: SassLoop, unrolled: int) -> bool:
-        """Whether the rounds that are left over from whole ones are taken apart, behind the loop."""
+        """Return True if the rounds that whole ones leave over run behind the loop."""
         occurrence = self._source[loop]
         copies: frozenset[int] = frozenset().union(*(one.blocks for one in self._copies(loop)))
         parent = self.kernel.parent(loop)
@@ -228,7 +228,7 @@ class Frequencies:
         return around * (median_low(shares) if shares else 1.0)
 
     def _alike(self, first: int, second: int) -> bool:
-        """Whether two blocks come from the same lines for a good part."""
+        """Return True if at least a third of the two blocks' lines are the same."""
         lines = [{one.frames for one in self.kernel.blocks[number].instructions} for number in (first, second)]
         return 3 * len(lines[0] & lines[1]) >= len(lines[0] | lines[1])
 
@@ -237,7 +237,7 @@ class Frequencies:
         return {loop: self.kernel.always_in(loop) for loop in self.kernel.loops}
 
     def _share(self, instruction: Instruction, inside: Occurrence | None) -> float | None:
-        """How many of the rounds around it run this instruction's line, at most all."""
+        """Return the share of the surrounding loop's rounds that run this instruction's line, at most all."""
         count = self.counts.at(instruction.frames)
         if count is None:
             return None
@@ -251,7 +251,7 @@ class Frequencies:
         return share * (min(1.0, count / whole) if whole else 0.0)
 
     def _left_over(self, occurrence: Occurrence, around: Occurrence | None, instruction: Instruction) -> float:
-        """Of a loop's body outside the loop itself, where its last rounds are done: how many of those copies run."""
+        """Return how many copies of a loop's body outside the loop run; the loop's last rounds are done there."""
         copies = [loop for loop, source in self._source.items() if source == occurrence]
         if not copies or self.counts.places.tested_at(instruction.frames) == occurrence:
             return 1.0

@@ -1,4 +1,4 @@
-"""What the model assumes of an H100 or H200 SXM, each figure with its source. None was measured by this project.
+"""The model's assumptions about an H100 or H200 SXM, each figure with its source. None was measured by this project.
 
 Sources. GUIDE: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0.
 HOPPER: Luo and others, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking"
@@ -71,7 +71,7 @@ ERROR = (
 
 
 def assumptions() -> dict[str, object]:
-    """Every figure that the predictions rest on; this file says where each is from."""
+    """Return every figure that the predictions rest on; this file says where each is from."""
     return {
         "clock_hz": CLOCK,
         "multiprocessors": MULTIPROCESSORS,

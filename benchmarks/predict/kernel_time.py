@@ -24,7 +24,7 @@ from benchmarks.predict.hardware import Gpu
 from benchmarks.predict.sass import SassKernel
 
 EXCHANGES = ("SHFL", "VOTE", "MATCH", "REDUX", "LDSM")
-"""What the emulation counts as such. (A VOTEU is the compiler's own.)"""
+"""Instructions that the emulation counts as exchanges. (The compiler adds VOTEU itself.)"""
 MICROSECONDS = 1e6
 
 
@@ -47,7 +47,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a launch lies on the multiprocessors."""
+    """The distribution of a launch over the multiprocessors."""
 
     ctas: int
     resident: int
@@ -65,10 +65,10 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Work:
-    """What a block of threads of one launch executes, on average."""
+    """The work of one block of threads of a launch, on average."""
 
     instructions: float
-    """Of all its warps."""
+    """Instructions of all its warps."""
     products: float
     """Those of them that are products on tensor cores (mma.sync)."""
     exchanges: float
@@ -77,12 +77,12 @@ class Work:
     """__syncthreads of the block."""
     cluster_barriers: float
     pieces: tuple[tuple[float, float], ...]
-    """Of every block of the code: clocks of the longest warp by itself, and of issue slots or units by all warps."""
+    """For every block of the code: clocks of the longest warp by itself, and of issue slots or units by all warps."""
     unmatched: tuple[str, ...]
     """Loops that were taken for one round, since their source was not found."""
 
     def clocks(self, lies: Geometry) -> float:
-        """Of the busiest multiprocessor."""
+        """Return the clocks of the busiest multiprocessor."""
         if lies.rounds == 1:
             return sum(max(wait, lies.busiest * issue) for wait, issue in self.pieces)
         return max(lies.rounds * self.waiting, lies.busiest * self.issue)
@@ -124,7 +124,7 @@ def work(compiled: Compiled, executed: Executed, places: RowSlots) -> Work:
 
 
 def geometry(compiled: Compiled, ctas: int, threads: int, dynamic_shared: int) -> Geometry:
-    """Of a launch; at least one block is resident, for it was accepted."""
+    """Return the geometry of a launch; at least one block is resident, for it was accepted."""
     fitting = resident_ctas(
         hardware.ARCHITECTURE,
         threads=threads,
@@ -145,7 +145,7 @@ class Time:
 
 
 def time_on(gpu: Gpu, done: Work, lies: Geometry, moved: float) -> Time:
-    """The time of a launch that moves that many bytes."""
+    """Return the time of a launch that moves that many bytes."""
     execution = MICROSECONDS * done.clocks(lies) / hardware.CLOCK
     busiest_bytes = moved / lies.ctas * lies.busiest
     memory = MICROSECONDS * max(moved / gpu.bandwidth, busiest_bytes / (hardware.MULTIPROCESSOR_BYTES * hardware.CLOCK))

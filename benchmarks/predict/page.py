@@ -20,18 +20,18 @@ Entry = Mapping[str, Any]
 
 
 def read() -> dict[str, Any]:
-    """The result as it was written."""
+    """Return the result as it was written."""
     return store.read(RESULT)
 
 
 def whole(page: str, result: Entry) -> str:
-    """The page with the predicted part that follows from the result."""
+    """Return the page with the predicted part that follows from the result."""
     before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
     return f"{page[:before]}\n{predicted(result)}\n{page[after:]}"
 
 
 def predicted(result: Entry) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks of the page."""
     now, before = result["now"], result["before"]
     gpus = " / ".join(gpu.name for gpu in HOPPER)
     return "\n".join([
@@ -163,7 +163,7 @@ def _agreement(pair: Sequence[float]) -> str:
 
 
 def _key(entry: Entry) -> tuple[Any, ...]:
-    """What an entry is of; predictions of before know only the default policy."""
+    """Return the identity of an entry; earlier predictions know only the default policy."""
     return (*(entry.get(name) for name in ("operation", "kernel", "batch", "budget")), entry.get("policy", DEFAULT))
 
 
@@ -176,7 +176,7 @@ def _pair(entry: Entry, name: str, form: str) -> str:
 
 
 def _change(before: Entry, now: Entry, text: Any) -> str:
-    """The value, and where it has changed the one before it."""
+    """Return the value, and where it has changed the one before it."""
     new = text(now)
     old = text(before) if before else new
     return str(new) if old == new else f"{old} -> {new}"

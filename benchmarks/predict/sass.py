@@ -23,11 +23,11 @@ class Instruction:
 
     address: int
     opcode: str
-    """With its modifiers: `LDG.E.128`."""
+    """The name with its modifiers: `LDG.E.128`."""
     operands: str
     predicate: str = ""
     frames: tuple[Frame, ...] = ()
-    """Where it comes from in the source: its own line, then the lines of the calls that were inlined around it."""
+    """Its place in the source: its own line, then the lines of the calls that were inlined around it."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class SassBlock:
 
     @property
     def is_slow_path(self) -> bool:
-        """Whether it calls the compiler's routine for a division or a root of unusual numbers."""
+        """True if it calls the compiler's routine for a division or a root of unusual numbers."""
         return any(one.name == "CALL" and "$__internal" in one.operands for one in self.instructions)
 
 
@@ -70,22 +70,22 @@ class SassKernel:
     code_bytes: int = 0
 
     def loop_of(self, block: int) -> SassLoop | None:
-        """The innermost loop that the block is in."""
+        """Return the innermost loop that the block is in."""
         return min((one for one in self.loops if block in one.blocks), key=lambda one: len(one.blocks), default=None)
 
     def parent(self, loop: SassLoop) -> SassLoop | None:
-        """The smallest loop around it."""
+        """Return the smallest loop around it."""
         around = (one for one in self.loops if loop.blocks < one.blocks)
         return min(around, key=lambda one: len(one.blocks), default=None)
 
     @cached_property
     def dominators(self) -> list[set[int]]:
-        """Of each block: the blocks that are on every way to it, itself included."""
+        """For each block: the blocks that are on every way to it, itself included."""
         return _dominators(self.blocks)
 
     @cached_property
     def together(self) -> list[int]:
-        """Of each block: the first of those that are run exactly as often, as each way through one is through both."""
+        """For each block: the first of those that run exactly as often, as each way through one is through both."""
         behind = _dominators(_reversed(self.blocks))
         found = list(range(len(self.blocks)))
         for number in sorted(reachable(self.blocks), key=lambda one: len(self.dominators[one])):
@@ -98,15 +98,15 @@ class SassKernel:
 
     @cached_property
     def before(self) -> list[list[int]]:
-        """Of each block: what may come before it."""
+        """For each block: its predecessors."""
         return _before(self.blocks)
 
     def always_in(self, loop: SassLoop) -> set[int]:
-        """Blocks that every round runs: those that dominate all its jumps back."""
+        """Return the blocks that every round runs: those that dominate all its jumps back."""
         return set.intersection(*(self.dominators[latch] for latch in loop.latches)) & loop.blocks
 
     def arms(self) -> Iterator[tuple[int, int, int]]:
-        """Blocks that end in a branch, and the two blocks that it decides between, where nothing else leads to them."""
+        """Yield blocks that end in a branch, and the two blocks that it decides between and nothing else leads to."""
         for number in reachable(self.blocks):
             after = self.blocks[number].next
             if len(after) == 2 and all(self.before[one] == [number] for one in after):
@@ -114,13 +114,13 @@ class SassKernel:
 
 
 def sections(text: str) -> dict[str, str]:
-    """The part of each kernel, by symbol, of an output of `nvdisasm --print-line-info-inline`."""
+    """Return the part of each kernel, by symbol, of an output of `nvdisasm --print-line-info-inline`."""
     found = re.split(r"^\s*\.section\s+\.text\.", text, flags=re.MULTILINE)[1:]
     return {part.split(",", 1)[0].strip().strip('"'): part for part in found}
 
 
 def parse(symbol: str, section: str) -> SassKernel:
-    """The kernel of one section."""
+    """Return the kernel of one section."""
     return _kernel(symbol, section.splitlines())
 
 
@@ -158,7 +158,7 @@ def _ends_block(instruction: Instruction) -> bool:
 
 
 def _linked(blocks: Sequence[SassBlock]) -> list[SassBlock]:
-    """The blocks that have instructions, with what follows each. Behind the end, the code jumps to itself for ever."""
+    """Return the blocks that have instructions, linked to their successors. Behind the end, the code loops for ever."""
     labels: dict[str, int] = {}
     waiting: list[str] = []
     full: list[SassBlock] = []
@@ -191,7 +191,7 @@ def _linked(blocks: Sequence[SassBlock]) -> list[SassBlock]:
 
 
 def reachable(blocks: Sequence[SassBlock]) -> set[int]:
-    """Blocks that a warp can get to."""
+    """Return the blocks that a warp can get to."""
     found, open_ends = set(), [0]
     while open_ends:
         number = open_ends.pop()
@@ -202,7 +202,7 @@ def reachable(blocks: Sequence[SassBlock]) -> set[int]:
 
 
 def _before(blocks: Sequence[SassBlock]) -> list[list[int]]:
-    """What may come before each block."""
+    """Return the predecessors of each block."""
     found: list[list[int]] = [[] for _ in blocks]
     for number in reachable(blocks):
         for after in blocks[number].next:
@@ -211,7 +211,7 @@ def _before(blocks: Sequence[SassBlock]) -> list[list[int]]:
 
 
 def _reversed(blocks: Sequence[SassBlock]) -> list[SassBlock]:
-    """The blocks with what comes before each as what follows it, behind a new first one, which the ends follow."""
+    """Return the graph with every edge reversed, and a new block 0 that leads to the old ends."""
     reached = reachable(blocks)
     ends = [number + 1 for number in sorted(reached) if not blocks[number].next]
     before = _before(blocks)
@@ -219,7 +219,7 @@ def _reversed(blocks: Sequence[SassBlock]) -> list[SassBlock]:
 
 
 def _dominators(blocks: Sequence[SassBlock]) -> list[set[int]]:
-    """Of each block: the blocks that are on every way to it, itself included."""
+    """Return, for each block, the blocks that are on every way to it, itself included."""
     before, reached = _before(blocks), reachable(blocks)
     found = [{0}] + [set(reached) for _ in blocks[1:]]
     changed = True

@@ -28,7 +28,7 @@ CONTEXT = 32768
 BUDGETS = (512, 2048)
 BATCHES = (1, 8, 32)
 DEVICES = (hardware.ARCHITECTURE, ARCHITECTURES[0])
-"""Of the emulation: the GPU that is predicted, and one whose launches are those of many rows also for few."""
+"""Devices to emulate: the GPU that is predicted, and one that launches few rows as it launches many."""
 GPUS = tuple(Gpu(accelerator) for accelerator in HOPPER)
 KERNELS = machine.ROOT / "plugins_cuda" / "kernels"
 FOLDERS = (KERNELS, machine.ROOT / "plugins_cuda" / "src")
@@ -52,7 +52,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 def kernels_commit() -> str | None:
-    """The last commit that changed the kernels or their launchers, with `-dirty` where they differ from it now."""
+    """Return the last commit that changed the kernels or their launchers, with `-dirty` if they differ from it."""
     folders = [str(folder.relative_to(machine.ROOT)) for folder in FOLDERS]
     found = machine.git("log", "-1", "--format=%h", "--abbrev=12", "--", *folders)
     changed = machine.git("status", "--porcelain", "--", *folders)
@@ -60,7 +60,7 @@ def kernels_commit() -> str | None:
 
 
 def sources_digest() -> str:
-    """Of the kernels and their launchers: predictions hold for these sources alone."""
+    """Return a digest of the kernels and their launchers; predictions hold for these sources alone."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in FOLDERS for path in folder.iterdir() if path.is_file()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -117,7 +117,7 @@ class Predictor:
         return kernel_launches.record(self._emulation, operation, case)
 
     def _like(self, operation: str, case: Case, launch: Launch) -> Executed:
-        """An emulated launch whose blocks do what those of `launch` do: of the fewest heads and rows there is."""
+        """Return an emulated launch whose blocks do what those of `launch` do, with the fewest heads and rows."""
         for batch, heads in ((1, 1), (1, KV_HEADS), *((batch, KV_HEADS) for batch in BATCHES if batch <= case.batch)):
             fewer = replace(case, batch=batch, kv_heads=heads)
             for device in DEVICES:
@@ -170,7 +170,7 @@ class Predictor:
 
 
 def units(operation: str, kernel: str, case: Case) -> tuple[str, int]:
-    """What a kernel's work is divided by: pages scored, tokens attended to, or tokens of the prompt; over all heads."""
+    """Return the name and number of a kernel's units of work over all heads: pages, tokens, or prompt tokens."""
     heads = case.batch * KV_HEADS
     if operation == "compact":
         return "prompt token", heads * case.prompt
@@ -194,7 +194,7 @@ def _times(gpu: Gpu, done: Work, lies: kernel_time.Geometry, moved: Traffic, edg
 
 
 def call_entry(operation: str, case: Case, kernels: list[Entry]) -> Entry:
-    """A whole call: its kernels one after the other, an edge of the graph before each."""
+    """Return a whole call: its kernels one after the other, an edge of the graph before each."""
     budget = None if operation == "dense" else case.budget
     identity = {"operation": operation, "batch": case.batch, "budget": budget, "policy": case.policy}
     own = [one for one in kernels if identity.items() <= one.items()]

@@ -24,7 +24,7 @@ class SourceLoop:
     test: tuple[int, int]
     """First and last line of the head: of what is tested before each round."""
     unroll: int | None
-    """Of `#pragma unroll N` before it; 0 for one without a number, which asks for all rounds."""
+    """The N of `#pragma unroll N` before the loop; 0 for a pragma without a number, which asks for all rounds."""
 
     trips: int | None = None
     """Rounds, where they are a constant of the file."""
@@ -38,7 +38,7 @@ class SourceLoop:
 
 @cache
 def loops_of(path: Path) -> tuple[SourceLoop, ...]:
-    """The loops of one file, outer ones first."""
+    """Return the loops of one file, outer ones first."""
     source = path.read_text(encoding="utf-8")
     text = _without_comments(source)
     found = []
@@ -75,7 +75,7 @@ def loops_of(path: Path) -> tuple[SourceLoop, ...]:
 
 
 def _unroll(source: str, line: int) -> int | None:
-    """The request on the line before: N, 0 for all, None for no request. A constant's name counts as its value."""
+    """Return the request on the line before: N, 0 for all, None for none. A constant's name counts as its value."""
     before = source.splitlines()[line - 2].strip() if line >= 2 else ""
     match = _PRAGMA.match(before)
     if match is None:
@@ -84,13 +84,13 @@ def _unroll(source: str, line: int) -> int | None:
 
 
 def _trips(head: str, source: str) -> int | None:
-    """Of a head like `for (int i = 0; i < kInFlight; ++i)`."""
+    """Return the rounds of a head like `for (int i = 0; i < kInFlight; ++i)`; None for others."""
     match = re.search(r"= 0; (\w+) < (\w+); (?:\+\+\1|\1\+\+)$", head)
     return _constant(match.group(2), source) if match else None
 
 
 def _constant(text: str, source: str) -> int | None:
-    """A number, or the value of the one constant of that name: several classes of a file may have their own."""
+    """Return a number, or the value of the one constant of that name: several classes of a file may have their own."""
     if text.isdigit():
         return int(text)
     values = set(re.findall(rf"\bconstexpr \w+ {text} = ([^;]+);", source))

@@ -41,7 +41,7 @@ class Run:
     processor_seconds: float
     worst_gap_seconds: float
     seconds_to_join: float
-    """From the prompt's arrival to its row."""
+    """Time from the prompt's arrival to its row."""
     others_share: float
     """Processor time of other processes, of all there was."""
 
@@ -97,7 +97,7 @@ def measure(engine: Path, limits: list[float], tokens: int, rows: int, steps: in
 
 
 def _figure(limit: float, runs: list[Run], whole: list[Run]) -> dict[str, Any]:
-    """The medians of a limit's runs, with their range; what they cost beside the `whole` run of the same round."""
+    """Return the medians and ranges of a limit's runs, and their cost beside the `whole` run of the same round."""
     costs = [one.seconds / other.seconds - 1 for one, other in zip(runs, whole, strict=True)]
     gaps, seconds = [1000 * one.worst_gap_seconds for one in runs], [one.seconds for one in runs]
     return {

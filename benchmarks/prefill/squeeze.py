@@ -1,4 +1,4 @@
-"""What layer budgets that are set for each prompt cost a prefill: rocketkv with and without, in turns, in one run.
+"""The cost in prefill of layer budgets set for each prompt: rocketkv with and without, in turns, in one run.
 
     python -m benchmarks.prefill.squeeze --write                  # 1,024 to 8,192 tokens: 15 minutes of one core
     python -m benchmarks.prefill.squeeze --tokens 1024 --pairs 3

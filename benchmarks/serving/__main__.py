@@ -29,7 +29,7 @@ from benchmarks.store import Growing
 
 EMPTY: dict[str, Any] = {"command": "", "versions": {}, "points": {}}
 _STARTING_SECONDS = 45
-"""Of one point beside its load: a server, a warm-up, a tool, and the answers that end last."""
+"""Time of one point beside its load: a server, a warm-up, a tool, and the answers that end last."""
 _QUICK_SECONDS, _QUICK_CLIENTS = 3.0, 4
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.answered import Answered
+from benchmarks.serving.check_answers import Answered
 from benchmarks.serving.load import Asked
 from benchmarks.serving.place import Place
 from kvc_trt.files.atomic import write_whole

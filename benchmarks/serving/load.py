@@ -33,12 +33,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a load is made of: each range from its first to its last value."""
+    """The shape of a load: each range from its first to its last value."""
 
     prompt_tokens: tuple[int, int]
     answer_tokens: tuple[int, int]
     distinct: int
-    """How many different requests there are; they come again in the same order."""
+    """The number of different requests; they repeat in the same order."""
 
 
 def requests(engine: Engine, shape: Shape, seed: int = 0) -> list[Asked]:
@@ -58,7 +58,7 @@ def digest(asked: list[Asked]) -> str:
 
 
 def _question(engine: Engine, tokens: int, draw: random.Random) -> tuple[int, ...]:
-    """A chat prompt of at most so many tokens: a part of a log, and a question about it."""
+    """Return a chat prompt of at most so many tokens: a part of a log, and a question about it."""
     lines = _LOG.read_text(encoding="utf-8").splitlines()
     begin, question = draw.randrange(len(lines)), draw.choice(_QUESTIONS)
     lines = lines[begin:] + lines[:begin]

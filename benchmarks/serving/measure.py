@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers.idle import Others
 from benchmarks.serving import aiperf, engines, load, openai_server, perf_analyzer, triton_server
-from benchmarks.serving.answered import Answered, figures
+from benchmarks.serving.check_answers import Answered, figures
 from benchmarks.serving.engines import Expected, Kind
 from benchmarks.serving.load import Asked
 from benchmarks.serving.place import Place
@@ -63,7 +63,7 @@ class Behind:
 
 
 def measure(point: Point, place: Place, *, clients: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of a point: so many clients, and as many requests as fill about so many seconds."""
+    """Return the figures of a point under `clients` clients, with as many requests as fill about `seconds` seconds."""
     prepared = prepare(engines.KINDS[point.kind], place)
     directory = place.work / "points" / point.name
     directory.mkdir(parents=True, exist_ok=True)

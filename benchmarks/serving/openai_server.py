@@ -14,7 +14,7 @@ from benchmarks.serving.processes import Started, read_metric
 
 _ADDRESS = re.compile(r"at (http://127\.0\.0\.1:\d+)/")
 NAME = "model"
-"""Under which requests ask for the engine."""
+"""The model name that requests use."""
 
 
 class OpenAIServer:
@@ -27,7 +27,7 @@ class OpenAIServer:
         self._variables["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
         self._directory, self._store = directory, directory / "store"
         self.url = ""
-        """Where it answers, once it is ready."""
+        """The server's address, once it is ready."""
         shutil.rmtree(self._store, ignore_errors=True)
         served = [f"{NAME}={engine}", "--rows", str(rows)]
         if server == "apart":
@@ -66,7 +66,7 @@ class OpenAIServer:
         return Started(command, self._variables, self._directory / f"{name}.log")
 
     def _is_healthy(self) -> bool:
-        """Whether the engine answers, through prefill and decode where they are apart."""
+        """Return True if the engine answers, through prefill and decode where they are apart."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=60) as answer:
                 return bool(answer.status == 200)

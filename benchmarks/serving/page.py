@@ -179,7 +179,7 @@ def _memory(points: Points) -> Iterable[str]:
 
 
 _LOADS = ("tiny", "batched")
-"""Under which both the light server and Dynamo are measured."""
+"""The loads under which both the light server and Dynamo are measured."""
 
 
 def _light(points: Points, turns: Mapping[str, Any] | None) -> Iterable[str]:
@@ -196,7 +196,7 @@ def _light(points: Points, turns: Mapping[str, Any] | None) -> Iterable[str]:
 
 
 def _rounds(turns: Mapping[str, Any]) -> Iterable[str]:
-    """The ratio of the two servers over the rounds in which they took turns."""
+    """Yield the ratio of the two servers over the rounds in which they took turns."""
     path, machine, rounds = store.recorded_path(IN_TURNS), turns["machine"], turns["rounds"]
     for load in _LOADS:
         pairs = [(one[f"light-{load}"], one[f"dynamo-{load}"]) for one in rounds if f"light-{load}" in one]

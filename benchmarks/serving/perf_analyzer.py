@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.answered import Answered
+from benchmarks.serving.check_answers import Answered
 from benchmarks.serving.load import Asked
 from benchmarks.serving.place import Place
 
 _LIBRARIES = {"libb64-*.so*": "libb64.so.0d", "libcudart-*.so*": "libcudart.so.12"}
-"""What it is linked to, under the names that the server's wheel gives them."""
+"""Libraries that it is linked to, with the names that the server's wheel gives them."""
 
 
 def input_data(asked: Sequence[Asked]) -> dict[str, Any]:

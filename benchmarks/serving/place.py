@@ -1,4 +1,4 @@
-"""Where the environments, the engines and the working files are."""
+"""The places of the environments, the engines and the working files."""
 
 from __future__ import annotations
 

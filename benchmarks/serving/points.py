@@ -1,4 +1,4 @@
-"""What is measured: a server, an engine behind it, and what it may take on."""
+"""The points of the measurement: a server, an engine behind it, and the limits of its memory and rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Server = Literal["triton", "light", "dynamo", "apart"]
 """tritonserver; `kvc-trt serve`; `kvc-trt serve --dynamo`, and with prefill and decode in processes of their own."""
 
 SAME_MEMORY = 640 << 20
-"""What rows and one prefill may take together where a compressed and a full cache are compared."""
+"""Bytes that rows and one prefill may take together where a compressed and a full cache are compared."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class TritonServer:
 
     @property
     def started(self) -> list[Started]:
-        """What makes up the server."""
+        """The processes that make up the server."""
         return [self._started]
 
     def metric(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""What clients ask: requests that have one right answer each, and requests that are wrong."""
+"""The requests of the clients: some with one right answer each, others wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Asked:
     """A request that a server can answer."""
 
     kind: str
-    """What it stands for in the figures."""
+    """The request's name in the figures."""
     path: str
     body: Mapping[str, Any]
 

@@ -22,7 +22,7 @@ _CLOSE = 2e-3
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, whole or piece by piece."""
+    """An answer as it came back, whole or piece by piece."""
 
     status: int
     text: str = ""
@@ -166,7 +166,7 @@ class Client(threading.Thread):
         self._outcomes.note("client that leaves", LEFT)
 
     def _send_nonsense(self) -> None:
-        """What is no request must be refused with a reason, or mean something after all."""
+        """Send a malformed request, which must be refused with a reason or mean something after all."""
         content, began = catalogue.malformed(self._draw), time.monotonic()
         path = self._draw.choice((catalogue.COMPLETIONS, catalogue.COMPLETIONS, catalogue.CHATS))
         try:

@@ -1,4 +1,4 @@
-"""What became of each request, counted by many threads, and what counts as an accident."""
+"""The outcome of each request, counted by many threads, and the rule for accidents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outcomes:
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     examples: list[dict[str, Any]] = field(default_factory=list)
     kills: list[tuple[float, float]] = field(default_factory=list)
-    """From the end of a process until every engine answered again, on the monotonic clock."""
+    """Times on the monotonic clock: the end of a process, and the moment at which every engine answered again."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, kind: str, outcome: str, what: object = None) -> None:

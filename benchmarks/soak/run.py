@@ -25,14 +25,14 @@ _WITH_KILLS, _WARM_UP, _CHECKPOINTS = 0.4, 0.1, 12
 """The share of the time in which processes are killed, the share after it that memory takes to settle, and how often
 the server is left in peace."""
 _IDLE_SECONDS = 30.0
-"""How long the workers may take to become idle."""
+"""The most time that the workers may take to become idle."""
 _TRIES = 5
-"""How often an engine's rows are counted before fewer than all are reported."""
+"""The number of times that an engine's rows are counted before fewer than all are reported."""
 
 
 @dataclass
 class Record:
-    """What a run has found so far."""
+    """The findings of a run so far."""
 
     outcomes: Outcomes = field(default_factory=Outcomes)
     kills: list[dict[str, Any]] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Soak:
 
     @staticmethod
     def _of_engine(quiet: Sequence[tuple[Asked, Answer]], number: int) -> list[tuple[Asked, Answer]]:
-        """Every fourth client chats: the chat model is far larger."""
+        """Return the requests of a client; every fourth one chats, since the chat model is far larger."""
         wanted = CHAT if number % 4 == 3 else TINY
         return [one for one in quiet if one[0].body["model"] == wanted]
 

@@ -25,7 +25,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """The estimate of the mean of some values, 95 %."""
+        """Return the estimate of the mean of some values, 95 %."""
         low, high = bootstrap_interval(values)
         return cls(sum(values) / len(values), low, high, len(values))
 
@@ -51,7 +51,7 @@ class Finding:
 
 
 def verdict(*conditions: bool) -> Verdict:
-    """All conditions: holds; some: in part; none: it does not hold here."""
+    """Return "holds" if all conditions hold, "holds in part" if some do, else "does not hold here"."""
     return "holds" if all(conditions) else "holds in part" if any(conditions) else "does not hold here"
 
 
@@ -60,7 +60,7 @@ def _shown(finding: Finding) -> str:
 
 
 def overview(findings: Sequence[Finding]) -> str:
-    """The table that a study's page begins with; a note where there are few documents or prompts."""
+    """Return the table that a study's page begins with; a note where there are few documents or prompts."""
     rows = [(one.claim, one.figure, str(one.count), _shown(one)) for one in findings]
     shown = table(("the paper", "here (95 % interval)", "n", "verdict"), rows)
     if min(one.count for one in findings) >= ENOUGH:

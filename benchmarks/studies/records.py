@@ -32,7 +32,7 @@ class Records:
 
     @classmethod
     def of(cls, study: str) -> Records:
-        """The records that a run on this machine adds to: of changed code, those that git ignores."""
+        """Return the records that a run on this machine adds to: of changed code, those that git ignores."""
         record = machine.record()
         kept = store.result_path(f"{FOLDER}/{study}", record).with_suffix(".jsonl")
         return cls(kept, record)
@@ -51,12 +51,12 @@ class Records:
 
 
 def read(path: Path) -> list[Record]:
-    """All records of a file."""
+    """Return all records of a file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def recorded(study: str) -> list[Record]:
-    """The records in the tree, of the model that was measured last. SystemExit where there are none."""
+    """Return the records in the tree, of the model that was measured last. SystemExit where there are none."""
     path = (store.RESULTS / FOLDER / study).with_suffix(".jsonl")
     if not path.exists():
         raise SystemExit(f"error: no {path}; python -m benchmarks.studies {study} measures")
@@ -66,12 +66,12 @@ def recorded(study: str) -> list[Record]:
 
 
 def of_kind(records: Iterable[Record], **wanted: Any) -> list[Record]:
-    """The records whose keys have these values."""
+    """Return the records whose keys have these values."""
     return [one for one in records if all(one["key"].get(name) == value for name, value in wanted.items())]
 
 
 def measured_on(records: Sequence[Record], study: str) -> str:
-    """The command, all commits and all machines of some records, as a sentence."""
+    """Return the command, all commits and all machines of some records, as a sentence."""
     last = records[-1]["machine"]
     commits = ", ".join(dict.fromkeys(one["machine"]["commit"] for one in records))
     devices = ", ".join(dict.fromkeys(one["machine"]["device"] for one in records))
@@ -80,7 +80,7 @@ def measured_on(records: Sequence[Record], study: str) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Every number with DIGITS behind the point; what is not a number of a measurement (NaN) is None."""
+    """Return every number with DIGITS behind the point; what is not a number of a measurement (NaN) is None."""
     if isinstance(value, Mapping):
         return {name: rounded(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -13,7 +13,7 @@ from benchmarks.studies.records import Record, Records
 from kvc_trt.progress import progress_on
 
 FOLDER = "studies"
-"""Of pages within docs/results, and of plots within docs/images."""
+"""The folder of the pages within docs/results, and of the plots within docs/images."""
 MODEL = "smollm2-135m-instruct"
 
 
@@ -75,5 +75,5 @@ def measure_lacking(
 
 
 def image(study: str, name: str) -> Path:
-    """The path of a plot of a study."""
+    """Return the path of a plot of a study."""
     return IMAGES / FOLDER / f"{study.replace('_', '-')}-{name}.png"

@@ -31,14 +31,14 @@ class Document:
     instructions: tuple[str, ...]
 
     def prompt(self, framing: Framing, instruction: str, position: str = AT_END) -> list[int]:
-        """The prompt's token ids, as a user's message."""
+        """Return the prompt's token ids, as a user's message."""
         parts = (self.text, instruction) if position == AT_END else (instruction, self.text)
         sample = TaskSample("study", 0, 0, f"{parts[0]}\n\n", parts[1], (), {"answer_prefix": ""})
         return list(framing.ids(sample, query_aware=True).context)
 
 
 def manual(tokenizer: TaskTokenizer, index: int, tokens: int) -> Document:
-    """The index-th piece of the Python language's documentation."""
+    """Return the index-th piece of the Python language's documentation."""
     return Document(
         _piece(tokenizer, "manual", index, tokens),
         (
@@ -50,12 +50,12 @@ def manual(tokenizer: TaskTokenizer, index: int, tokens: int) -> Document:
 
 
 def code(tokenizer: TaskTokenizer, index: int, tokens: int) -> Document:
-    """The index-th piece of the source of Python's own modules."""
+    """Return the index-th piece of the source of Python's own modules."""
     return Document(_piece(tokenizer, "code", index, tokens), ("Explain what the code does.",))
 
 
 def log(tokenizer: TaskTokenizer, index: int, tokens: int) -> Document:
-    """A log of purchases in prose."""
+    """Return a log of purchases in prose."""
     sample = task("log-summary").sample(
         seed=0, index=index, target_tokens=tokens, encode=tokenizer.encode, max_new_tokens=32
     )
@@ -101,7 +101,7 @@ def _ids(tokenizer: TaskTokenizer, kind: str) -> Sequence[int]:
 
 
 def _piece(tokenizer: TaskTokenizer, kind: str, index: int, tokens: int) -> str:
-    """The index-th piece of so many tokens; neighbours lie a hundredth of the text apart, or a piece."""
+    """Return the index-th piece of so many tokens; neighbours lie a hundredth of the text apart, or a piece."""
     ids = _ids(tokenizer, kind)
     step = max(tokens, len(ids) // 101)
     start = index * step % (len(ids) - tokens)

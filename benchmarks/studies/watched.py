@@ -57,7 +57,7 @@ class WatchedLayer:
         return torch.nn.functional.pad(found, (0, keys - found.shape[-1]))
 
     def beginning(self, tokens: int) -> WatchedLayer:
-        """The layer as it reads the first tokens alone."""
+        """Return the layer as it reads the first tokens alone."""
         query, keys = self.query[:, :tokens], self.keys[:, :tokens]
         return WatchedLayer(self.index, query, keys, self.before[:tokens], self.after[:tokens])
 
@@ -70,7 +70,7 @@ class WatchedDecoder(ReferenceDecoder):
 
     @classmethod
     def of(cls, config: ModelConfig, weights: WeightSource, longest: int) -> WatchedDecoder:
-        """A decoder for texts of at most `longest` tokens, answers included."""
+        """Return a decoder for texts of at most `longest` tokens, answers included."""
         rule = policies.resolve(
             BASELINE, model=config, token_budget=longest, max_input_len=longest - 1, max_output_len=1
         )
@@ -168,7 +168,7 @@ class Following:
 
 @dataclass(frozen=True)
 class Seen:
-    """What M tokens behind a prompt see of it and of themselves."""
+    """The part of a prompt and of themselves that M tokens behind it see."""
 
     mask: Tensor
     """It broadcasts to [H,M,B+M], for B tokens of the prompt and the M."""
@@ -221,7 +221,7 @@ class Recent:
         return len(self.divisions)
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """The masks [M,n+M]."""
+        """Yield the masks [M,n+M]."""
         new = following.new
         total = layer.keys.shape[1] + new
         own, places = torch.arange(total - new, total)[:, None], torch.arange(total)

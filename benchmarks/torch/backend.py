@@ -54,7 +54,7 @@ GROUPS = 10
 PREFILLS = 3
 OUT_OF_TIME = "the time given by --seconds was over"
 NARROW = replace(MODEL, num_hidden_layers=2, hidden_size=256, intermediate_size=512, vocab_size=1000)
-"""What emulated kernels run in: their own sizes are the large model's."""
+"""A small model for emulated kernels; the sizes that kernels see are those of the large model."""
 
 
 def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> TorchWeights:
@@ -98,7 +98,7 @@ def fill(executor: TorchExecutor, entries: Sequence[int]) -> None:
 def step_seconds(
     executor: TorchExecutor, cell: Cell, steps: int, *, groups: int = GROUPS, warm_up: int = WARM_UP_STEPS
 ) -> list[float]:
-    """Seconds per step of each group of steps: greedy, always at the same length, fed what came back."""
+    """Return the seconds per step of each group of steps: greedy, always at the same length, fed what came back."""
     positions = np.full(cell.batch, cell.position, np.int64)
     lengths = np.repeat(np.array(cell.entries, np.int64)[:, None], cell.batch, axis=1)
     tokens = np.arange(cell.batch, dtype=np.int64)
@@ -114,7 +114,7 @@ def step_seconds(
 
 
 def drawn_step_seconds(executor: TorchExecutor, cell: Cell, steps: int) -> float:
-    """Seconds per step whose tokens are drawn by the device, under temperature and top-p."""
+    """Return the seconds per step whose tokens are drawn by the device, under temperature and top-p."""
     sampling = Sampling(temperature=0.8, top_p=0.95, seed=0)
     rules = [Sampler(sampling).rules(cell.model.vocab_size)] * cell.batch
     positions = np.full(cell.batch, cell.position, np.int64)
@@ -141,7 +141,7 @@ def without_each(executor: TorchExecutor, gpu: Gpu, cell: Cell, steps: int) -> d
 
 
 def open_cell(cell: Cell, weights: TorchWeights) -> TorchExecutor:
-    """An executor with filled caches. Raises UnsupportedEnvironment where they do not fit."""
+    """Return an executor with filled caches. Raises UnsupportedEnvironment where they do not fit."""
     dense = None
     if make := torch_baselines.BASELINES.get(cell.name):
         capacity, dtype = cell.parameters.layer_capacity(0), getattr(torch, cell.dtype)
@@ -155,7 +155,7 @@ def open_cell(cell: Cell, weights: TorchWeights) -> TorchExecutor:
 def measured(
     cell: Cell, weights: TorchWeights, gpu: Gpu, bandwidth: float, steps: int, *, switches: bool
 ) -> dict[str, Any]:
-    """What an entry of the result holds beside its identity: figures, or the reason why there are none."""
+    """Return an entry's figures, or the reason why there are none."""
     if reason := torch_baselines.unavailable(cell.name, cell.parameters.layer_capacity(0)):
         return {"not_measured": reason}
     free = gpu.free_bytes
@@ -196,7 +196,7 @@ def measured(
 
 
 def fastest_dense(entries: Iterable[Mapping[str, Any]], cell: Cell) -> float | None:
-    """Seconds of the fastest dense step of the cell's batch and context; None where none was measured."""
+    """Return the seconds of the fastest dense step of the cell's batch and context; None where none was measured."""
     place = cell.batch, cell.context
     return min(
         (
@@ -225,7 +225,7 @@ def decode_points(
     weights: TorchWeights, gpu: Gpu, bandwidth: float, options: argparse.Namespace, model: ModelConfig,
     before: Iterable[Mapping[str, Any]],
 ) -> Iterator[Point]:  # fmt: skip
-    """Every cell in order; `before` are the entries as they grow."""
+    """Yield every cell in order; `before` are the entries as they grow."""
     lists = options.batches, options.contexts, options.budgets, options.points, options.baselines
     for cell in cells(*lists, options.dtype, model):
         yield cell.identity, partial(decode_point, cell, weights, gpu, bandwidth, options, before)

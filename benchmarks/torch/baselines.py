@@ -70,7 +70,7 @@ def flashinfer(model: ModelConfig, rows: int, capacity: int, entries: int, dtype
 
 
 def as_pages(cache: Tensor, row_pages: int) -> Tensor:
-    """A row's memory [G,C,D] as pages [C/16,G,16,D]: other places for its tokens, the same bytes read."""
+    """Return a row's memory [G,C,D] as pages [C/16,G,16,D]: other places for its tokens, the same bytes read."""
     rows, kv_heads, _, size = cache.shape
     return cache.view(rows * row_pages, kv_heads, PAGE, size)
 
@@ -79,7 +79,7 @@ BASELINES: dict[str, Callable[..., DenseAttention]] = {"sdpa_flash": sdpa_flash,
 
 
 def unavailable(name: str, capacity: int) -> str | None:
-    """Why a baseline cannot be run here; None where it can."""
+    """Return the reason why a baseline cannot be run here; None if it can."""
     if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
         return "flashinfer is not installed"
     if name == "flashinfer" and capacity % PAGE:

@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells its entry from the others."""
+        """Return the fields that distinguish the cell's entry from others."""
         return {"name": self.name, "batch": self.batch, "context": self.context, "budget": self.budget}
 
     @property
@@ -101,7 +101,7 @@ def cells(
     batches: Sequence[int], contexts: Sequence[int], budgets: Sequence[int], points: Sequence[SweepPoint],
     baselines: Sequence[str], dtype: str, model: ModelConfig = MODEL,
 ) -> Iterator[Cell]:  # fmt: skip
-    """The dense ones of a batch and context come first: what follows is set against the fastest of them."""
+    """Yield the cells; the dense ones of a batch and context come first, the others are compared with the fastest."""
     product = itertools.product(batches, contexts, budgets)
     wanted = [*(SweepPoint(DEFAULT, *numbers) for numbers in product), *points]
     for batch, context in dict.fromkeys((point.batch, point.context) for point in wanted):
@@ -113,7 +113,7 @@ def cells(
 
 
 def figures(cell: Cell, seconds: float, bandwidth: float) -> dict[str, float]:
-    """A step's time as throughput, beside the floor at the bandwidth of this GPU's own reading."""
+    """Return a step's time as throughput, beside the floor at the bandwidth of this GPU's own reading."""
     floor = cell.floor_seconds(bandwidth)
     return {
         "step_ms": 1e3 * seconds,
@@ -124,7 +124,7 @@ def figures(cell: Cell, seconds: float, bandwidth: float) -> dict[str, float]:
 
 
 def against_dense(cell: Cell, seconds: float, dense_seconds: float | None) -> dict[str, float]:
-    """The ceiling of the speed-up, and the speed-up over the fastest dense step that was measured on this GPU."""
+    """Return the ceiling of the speed-up, and the speed-up over the fastest dense step measured on this GPU."""
     found = {"ceiling": cell.ceiling}
     if dense_seconds is not None:
         speedup = dense_seconds / seconds

@@ -35,7 +35,7 @@ POINT_SECONDS = 240.0
 
 
 def build(directory: Path, weights: str, options: argparse.Namespace) -> EngineDirectory:
-    """Under RocketKV, with room for the longest prompt that the checks use."""
+    """Build an engine under RocketKV, with room for the longest prompt that the checks use."""
     from kvc_trt.cli.main import run as command
 
     settings = ["--backend", "torch", "--policy", "rocketkv", "--weights", weights, "--model", options.model]
@@ -47,20 +47,20 @@ def build(directory: Path, weights: str, options: argparse.Namespace) -> EngineD
 
 
 def verified(engine: EngineDirectory, level: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The report of one level."""
+    """Return the report of one level."""
     report = verify(engine, RunOptions("torch"), level=level, steps=options.steps)
     print(report.as_text(), flush=True)
     return {**report.to_json(), "engine": engine.path.name}
 
 
 def profiled(engine: EngineDirectory, gpu: Gpu) -> dict[str, Any]:
-    """A profile of the longest prompt."""
+    """Return a profile of the longest prompt."""
     request = ProfileRequest(default_contexts(engine.parameters)[-1:], (1, 8), 50, 20.0, 3, 60.0, RunOptions(threads=1))
     return gpu.publishable(profile_engine(engine, request, NullProgress()))
 
 
 def points(root: Path, gpu: Gpu, options: argparse.Namespace) -> Iterator[Point]:
-    """Every level and a profile of each engine; an engine is opened, or built, at its first point."""
+    """Yield every level and a profile of each engine; an engine is opened, or built, at its first point."""
 
     @cache
     def engine(weights: str) -> EngineDirectory:

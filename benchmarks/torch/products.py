@@ -23,7 +23,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 def milliseconds(product: Product, x: Tensor) -> float:
-    """The median time of a call."""
+    """Return the median time of a call."""
     taken = []
     for _ in range(1 + RUNS):
         start = time.perf_counter()
@@ -33,7 +33,7 @@ def milliseconds(product: Product, x: Tensor) -> float:
 
 
 def in_int4(dtype: torch.dtype) -> tuple[Product, Tensor]:
-    """The product with a matrix in groups of 32, and the float64 matrix that it stands for."""
+    """Return the product with a matrix in groups of 32, and the float64 matrix that it stands for."""
     levels = torch.randint(0, 16, (SIZE, SIZE), dtype=torch.int32)
     scales = torch.rand(SIZE, SIZE // GROUP).mul(0.01).half().float()
     exact = ((levels.view(SIZE, -1, GROUP) - 8) * scales[..., None].double()).view(SIZE, SIZE)
@@ -43,7 +43,7 @@ def in_int4(dtype: torch.dtype) -> tuple[Product, Tensor]:
 
 
 def in_fp8() -> tuple[Product, Tensor]:
-    """The product of an input that is rounded to E4M3, a scale for each row, with a matrix in E4M3."""
+    """Return the product of an input that is rounded to E4M3, a scale for each row, with a matrix in E4M3."""
     matrix, scale = torch.randn(SIZE, SIZE).to(torch.float8_e4m3fn), torch.rand(1, SIZE) + 0.5
 
     def product(x: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ that have no kernel. The others need a kernel or a plugin for each operator, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvc_trt.methods.base.parameters import Group, PolicyParameters
 
 
@@ -23,11 +25,16 @@ def missing_kernel(parameters: PolicyParameters, layers: int) -> str | None:
 
 def missing_kernel_of_caches(parameters: PolicyParameters, layers: int) -> str | None:
     """Return a kernel that the layers with caches need and that does not exist; None if all exist."""
-    every = _groups(parameters, layers)
-    if any(group.kv_heads is not None for group in every):
-        return "kernel for layers whose KV heads are cached separately"
-    lacking = next((missing for group in every if (missing := _missing_kernel(group.parameters)) is not None), None)
-    return lacking or missing_division(parameters, layers)
+    return _missing_kernel_of(_groups(parameters, layers)) or missing_division(parameters, layers)
+
+
+def missing_kernel_of_choices(parameters: PolicyParameters, layers: int) -> str | None:
+    """Return a kernel that the caches which the policy acts on need and that does not exist; None if all exist.
+
+    The window of a sliding layer is the model's, and its ring has no kernel.
+    """
+    acted_on = [group for group in _groups(parameters, layers) if not group.parameters.slides]
+    return _missing_kernel_of(acted_on) or missing_division(parameters, layers)
 
 
 def missing_linear(parameters: PolicyParameters) -> str | None:
@@ -44,6 +51,12 @@ def missing_division(parameters: PolicyParameters, layers: int) -> str | None:
 
 def _groups(parameters: PolicyParameters, layers: int) -> list[Group]:
     return [group for layer in range(layers) for group in parameters.groups(layer)]
+
+
+def _missing_kernel_of(groups: Sequence[Group]) -> str | None:
+    if any(group.kv_heads is not None for group in groups):
+        return "kernel for layers whose KV heads are cached separately"
+    return next((missing for group in groups if (missing := _missing_kernel(group.parameters)) is not None), None)
 
 
 def _missing_kernel(rule: PolicyParameters) -> str | None:

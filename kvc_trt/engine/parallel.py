@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvc_trt.engine.missing import missing_kernel
+from kvc_trt.engine.missing import missing_kernel_of_choices
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
@@ -18,10 +18,10 @@ def check_parallel(ranks: int, model: ModelConfig, parameters: PolicyParameters)
     """Raise InputError if model or policy cannot be divided among this many ranks.
 
     A policy can be if its choices are made for each KV head from the queries of its group alone, in every layer alike:
-    those that have kernels.
+    those that have kernels. In a sliding layer nothing is chosen.
     """
     shards(model, ranks)
-    missing = missing_kernel(parameters, model.num_hidden_layers)
+    missing = missing_kernel_of_choices(parameters, model.num_hidden_layers)
     if missing is not None:
         raise InputError(
             f"--tp {ranks}: policy {parameters.policy} is not divided among ranks, as it has no {missing}",

@@ -301,4 +301,4 @@ _NUMBERS: dict[str, type[CompactNumbers | StepNumbers]] = {
     "hybrid_attention": StepNumbers,
     "rotated_hybrid_attention": RotatedStepNumbers,
 }
-"""What the functions above take their numbers as; the others take them one by one."""
+"""The class of the numbers of each function above that takes them as one object."""

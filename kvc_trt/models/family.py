@@ -40,6 +40,16 @@ HARMLESS = frozenset({
     "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "transformers_version", "use_cache",
 })  # fmt: skip
 """Fields of every configuration that do not change the logits of a trained decoder."""
+UNDECLARED: Mapping[str, Any] = {
+    "is_causal": True,
+    "layer_types": None,
+    "sliding_window": None,
+    "attention_chunk_size": None,
+    "kv_sharing_modes": None,
+    "per_layer_config": None,
+}
+"""Fields that `transformers` reads from any configuration, declared by its class or not -> the value without effect.
+Where every one of `layer_types` is full attention, they have none either."""
 
 
 class DecoderFields(ForeignSchema):
@@ -106,7 +116,7 @@ class BesideImages:
     model_type: str
     """Of its `text_config`."""
     absent: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers takes for fields that published files leave out, where `Family.fields` has none or another."""
+    """Transformers' defaults for fields that published files leave out, where `Family.fields` has none or another."""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,33 @@ class Rows:
         return (starts[:, None] + np.arange(size)).reshape(-1)
 
 
+def renamed_in_layers(config: ModelConfig, prefix: str, names: Mapping[str, str]) -> dict[str, Rows]:
+    """Return where a checkpoint has weights and biases of every layer: our names -> its own behind `prefix.LAYER.`."""
+    return {
+        f"model.layers.{layer}.{ours}.{part}": Rows(f"{prefix}.{layer}.{theirs}.{part}")
+        for layer in range(config.num_hidden_layers)
+        for ours, theirs in names.items()
+        for part in ("weight", "bias")
+    }
+
+
+def joined_by_kv_head(config: ModelConfig, prefix: str, joined: str) -> dict[str, Rows]:
+    """Return where queries, keys and values are in one matrix of every layer, `prefix.LAYER.joined`.
+
+    It holds one KV head after the other: the query heads that share it, its keys, its values.
+    """
+    size, group, kv_heads = config.head_size, config.group_size, config.num_key_value_heads
+    parts = {"q": (0, group * size), "k": (group * size, size), "v": ((group + 1) * size, size)}
+    return {
+        f"model.layers.{layer}.self_attn.{name}_proj.{part}": Rows(
+            f"{prefix}.{layer}.{joined}.{part}", start, rows, kv_heads, (group + 2) * size
+        )
+        for layer in range(config.num_hidden_layers)
+        for name, (start, rows) in parts.items()
+        for part in ("weight", "bias")
+    }
+
+
 class FamilyWeights:
     """A `WeightSource` with the names of `expected_tensors`, over a checkpoint that has others."""
 

@@ -13,15 +13,46 @@ tokens adds up the scores of the whole group. Of the output projection each then
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import overload
+
+from typing_extensions import override
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 
 Extent = tuple[Sequence[int], ...]
 """The places that belong to a part, ascending, axis by axis of a tensor: a range wherever they are one."""
+
+
+@dataclass(frozen=True)
+class RowsOfEach(Sequence[int]):
+    """The rows `inner` of every matrix of a stack, counted from each start; computed one by one when they are read."""
+
+    starts: range
+    inner: range
+
+    @override
+    def __len__(self) -> int:
+        return len(self.starts) * len(self.inner)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
+    @override
+    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+        if isinstance(place, slice):
+            return tuple(self[one] for one in range(len(self))[place])
+        block, row = divmod(range(len(self))[place], len(self.inner))
+        return self.starts[block] + self.inner[row]
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return (start + row for start in self.starts for row in self.inner)
+
 
 _PROJECTION = re.compile(
     r"\.(self_attn|mlp|mlp\.experts|mlp\.shared_expert)\.(q|k|v|o|gate|up|down)_proj\.(weight|bias)$"
@@ -124,7 +155,7 @@ class Shard:
         """Return these rows of each expert, whose matrices stand one under the other."""
         experts = self.model.description.experts
         assert experts is not None
-        return tuple(start + row for start in range(0, rows, experts.size) for row in inner)
+        return RowsOfEach(range(0, rows, experts.size), inner)
 
     def _channels(self, heads: range) -> range:
         size = self.model.head_size
@@ -167,8 +198,6 @@ def _problem(model: ModelConfig, ranks: int) -> str | None:
         return "gates of attention's result are not divided among ranks"
     if any(model.description.later_parts.values()):
         return "capped logits, sinks of attention and clamped gates are not computed on ranks"
-    if model.rotary_bases:
-        return "sliding layers with a rotary base of their own are not divided among ranks"
     if model.qk_norm and model.description.norms.heads == "together":
         return "a norm over all heads of queries or keys is not divided among ranks"
     for count, what in ((heads, "query heads"), *_inner_channels(model)):

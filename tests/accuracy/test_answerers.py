@@ -48,7 +48,7 @@ def test_the_reference_answers_as_the_engine(tiny, key_value, mode, policy):
     assert engine.row_bytes > reference.row_bytes > 0  # the engine's pages have bounds
 
 
-def test_full_finds_everything(tiny, key_value):
+def test_full_cache_answers_every_question(tiny, key_value):
     asked = questions(tiny, key_value, "query-agnostic")
     answerer = tiny.open(Variant("full", None), Room(LENGTH - 5, 13))
     assert asked.score(answerer.answer(asked.flat, asked.max_new_tokens)) == (1.0,) * (MOST_ROWS + 2)
@@ -82,7 +82,7 @@ def test_engines_are_opened_once_per_room(tiny):
     assert tiny.open(variant, room) is not first
 
 
-def test_as_many_questions_together_as_their_caches_fit():
+def test_batch_size_is_bounded_by_the_bytes_of_full_caches():
     from kvc_trt.models.presets import load_preset
 
     large = load_preset("llama3.1-8b").config
@@ -93,7 +93,7 @@ def test_as_many_questions_together_as_their_caches_fit():
     assert [rows_for(size) for size in (1, 256 << 20, ROWS_BYTES + 1)] == [MOST_ROWS, 3, 1]
 
 
-def test_an_answer_that_the_cache_cuts_short_is_no_result(tiny):
+def test_an_answer_cut_short_by_the_cache_is_an_error(tiny):
     from types import SimpleNamespace
 
     from kvc_trt.accuracy.answerers.answerer import _check_room
@@ -149,7 +149,7 @@ class TestSecondQuestions:
     def room(self, asked):
         return Room(LENGTH - 5, asked.max_new_tokens, asked.turn_tokens)
 
-    def test_full_answers_both(self, tiny):
+    def test_full_cache_answers_every_second_question(self, tiny):
         asked = second_questions(tiny)
         assert asked.turn_tokens == 2 + 5
         answers = tiny.open(Variant("full", None), self.room(asked)).answer(asked.flat, asked.max_new_tokens)
@@ -174,7 +174,7 @@ class TestSecondQuestions:
             session.remove(row)
             assert tuple(said[: len(answer)]) == answer
 
-    def test_a_template_says_the_end_of_an_answer_itself(self, tiny, monkeypatch):
+    def test_an_end_token_that_the_template_writes_is_not_added_twice(self, tiny, monkeypatch):
         asked = second_questions(tiny, samples=2)
         answerer = tiny.open(Variant("full", None), self.room(asked))
         plain = answerer.answer(asked.flat, asked.max_new_tokens)
@@ -186,14 +186,14 @@ class TestSecondQuestions:
         ("policy", "message"),
         [("exact-topk", "has no engine, and second questions"), ("streaming-llm:positions=cache", "takes no turns")],
     )
-    def test_policies_without_turns_say_so(self, tiny, policy, message):
+    def test_policies_without_turns_refuse_second_questions(self, tiny, policy, message):
         asked = second_questions(tiny, samples=2)
         with pytest.raises(InputError, match=message):
             tiny.open(Variant(policy, 64), self.room(asked)).answer(asked.flat, asked.max_new_tokens)
 
 
 class TestStoredContexts:
-    def test_full_answers_what_it_is_asked_afterwards(self, tiny):
+    def test_full_cache_answers_questions_about_a_stored_context(self, tiny):
         asked = second_questions(tiny, mode="stored-context")
         room = Room(LENGTH - 5, asked.max_new_tokens, asked.turn_tokens)
         answers = tiny.open(Variant("full", None), room).answer(asked.flat, asked.max_new_tokens)

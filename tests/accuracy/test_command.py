@@ -23,7 +23,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_model_under_two_policies_and_again(key_value, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_two_policies_are_measured_and_a_second_run_reuses_the_answers(
+    key_value, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     arguments = [*MODEL, *SMALL, "--policies", "hybrid,snapkv-gqa", "--budgets", "16,64"]
     stored = tmp_path / "report.json"
     assert run([*arguments, "--output-dir", str(tmp_path / "out"), "--json", "-o", str(stored)]) == 0
@@ -45,7 +47,7 @@ def test_a_model_under_two_policies_and_again(key_value, tmp_path: Path, capsys:
     assert "n/a: snapkv-gqa 16: the prompt budget" in text
 
 
-def test_an_engine_beside_its_twin_and_bars_it_misses(key_value, engine, tmp_path, capsys):
+def test_missed_bars_of_an_engine_fail_the_command(key_value, engine, tmp_path, capsys):
     arguments = ["verify", str(engine), "--level", "tasks", "--tasks", "key-value", "--lengths", "512"]
     arguments += ["--samples", "5", "--output-dir", str(tmp_path)]
     assert run([*arguments, "--modes", "query-aware", "--minimum-accuracy", "100", "--maximum-loss", "0"]) == 0

@@ -15,7 +15,7 @@ from kvc_trt.errors import InputError
 from tests.accuracy.test_answerers import LENGTH, questions
 
 
-def test_two_distributions_by_hand():
+def test_divergence_and_agreement_match_hand_computed_values():
     whole = np.log(np.array([[0.5, 0.5], [0.9, 0.1], [0.25, 0.75]], np.float32))
     other = np.log(np.array([[0.5, 0.5], [0.1, 0.9], [0.75, 0.25]], np.float32)) + 3  # logits need not be normalised
     found = compare(whole, other)
@@ -34,7 +34,7 @@ def test_logits_of_other_tokens_are_refused():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_finite_are_no_close_match(bad):
+def test_non_finite_logits_are_refused_in_a_comparison(bad):
     whole, other = np.zeros((2, 3), np.float32), np.array([[0, 0, 0], [0, bad, 0]], np.float32)
     with pytest.raises(InputError, match="not finite at token 1"):
         compare(whole, other)

@@ -40,7 +40,7 @@ def test_the_whole_cache_may_have_a_format_and_nothing_else():
     ("names", "message"),
     [(["rocketvk"], "did you mean 'rocketkv'"), (["hybrid:pages=4"], "unknown key"), (["hybrid:"], "expected key")],
 )
-def test_a_wrong_policy_is_named(names: list[str], message: str):
+def test_an_invalid_policy_is_refused_by_name(names: list[str], message: str):
     with pytest.raises(InputError, match=message):
         variants(names, [64])
 
@@ -54,7 +54,7 @@ def test_groups_run_from_short_to_long_with_both_modes_of_a_task_side_by_side():
     assert len(found) == 8
 
 
-def test_a_wrong_task_or_mode_is_named():
+def test_an_invalid_task_or_mode_is_refused_by_name():
     with pytest.raises(InputError, match="did you mean 'niah-single-1'"):
         question_groups(["niah-single"], [512], ["query-aware"])
     with pytest.raises(InputError, match="did you mean 'query-aware'"):

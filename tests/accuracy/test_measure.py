@@ -89,7 +89,7 @@ def test_cells_say_what_was_answered_and_what_does_not_apply(drawn, groups, tmp_
     assert [cell.query_aware for cell in (full, *rest)] == [True, False, False, False]
 
 
-def test_room_is_the_answer_and_the_question_where_it_is_late(drawn, groups, tmp_path):
+def test_the_room_holds_the_answer_and_a_late_question(drawn, groups, tmp_path):
     model = Fake(drawn)
     run(model, groups, tmp_path / "r")
     assert {(room.max_input_len, room.max_output_len) for room in model.rooms} == {(123, 5), (123, 13)}
@@ -162,7 +162,7 @@ def test_every_answer_is_kept_and_progress_counts_them(drawn, groups, tmp_path, 
     assert not path.with_suffix(".partial.jsonl").exists()
 
 
-def test_who_ends_it_keeps_every_answer_and_the_next_run_goes_on(drawn, groups, tmp_path, one_by_one):
+def test_an_interrupted_run_keeps_every_answer_and_the_next_run_resumes(drawn, groups, tmp_path, one_by_one):
     path, notes = tmp_path / "r", []
 
     class Noting(NullProgress):
@@ -217,14 +217,14 @@ def test_answers_of_other_settings_or_cut_short_are_not_taken(drawn, groups, tmp
         assert not results.cells
 
 
-def test_after_its_time_nothing_new_is_asked(drawn, groups, tmp_path):
+def test_no_question_is_asked_after_the_time_limit(drawn, groups, tmp_path):
     model = Fake(drawn)
     with Results(tmp_path / "r", SETTINGS) as results:
         assert measure(model, VARIANTS, groups, DRAW, results, until=0.0) == []
     assert not model.asked
 
 
-def test_a_full_cache_that_answers_little_is_no_evidence(drawn, groups, tmp_path):
+def test_cells_whose_full_cache_answers_little_do_not_count(drawn, groups, tmp_path):
     full, other, _ = run(Fake(drawn, wrong=("full",)), groups[:1], tmp_path / "r")
     assert (full.evidence, other.evidence, other.full_accuracy) == (False, False, 0.0)
 
@@ -251,7 +251,7 @@ def test_questions_that_the_tokenizer_cannot_spell_are_left_out(drawn, tmp_path)
         run(Fake(drawn), [QuestionGroup("niah-single-1", "query-aware", 1024)], tmp_path / "r")
 
 
-def test_text_needs_a_tokenizer(key_value):
+def test_tasks_of_text_without_a_tokenizer_are_refused(key_value):
     with pytest.raises(InputError, match="the model has no tokenizer"):
         draw(key_value, 128, Vocabulary(None, 326), samples=1, seed=0, max_new_tokens=None)
 

@@ -99,7 +99,7 @@ def test_a_second_run_asks_nothing_and_another_policy_follows_the_same_answers(f
     assert found["tova"]["scores"] == known["scores"]
 
 
-def test_a_changed_file_is_other_questions(file, asked, tmp_path, capsys):
+def test_a_changed_data_file_is_refused_in_an_old_output_directory(file, asked, tmp_path, capsys):
     changed = tmp_path / "own.jsonl"
     changed.write_text(file.read_text().replace('"id": 0', '"id": "zero"'))
     assert run([*MODEL, "--data", str(changed), "--output-dir", str(asked)]) == 2
@@ -119,7 +119,7 @@ def test_a_changed_file_is_other_questions(file, asked, tmp_path, capsys):
         (["--modes", "stored-context", "--tasks", "own-unanswered"], "is not answered in words"),
     ],
 )
-def test_a_request_that_cannot_be_right(file, tmp_path, capsys, arguments, says):
+def test_impossible_options_are_refused(file, tmp_path, capsys, arguments, says):
     request = [*MODEL, "--tasks", "own-exact", "--data", str(file), "--output-dir", str(tmp_path)]
     if "--tasks" in arguments:
         del request[request.index("--tasks") : request.index("--tasks") + 2]
@@ -145,7 +145,7 @@ def test_an_engine_is_asked_beside_its_twin_and_takes_no_longer_prompts(file, tm
     ]  # fmt: skip
 
 
-def test_truncate_goes_with_data(tmp_path, capsys):
+def test_truncate_without_data_is_refused(tmp_path, capsys):
     assert run([*MODEL, "--truncate", "middle", "--output-dir", str(tmp_path)]) == 2
     assert "--truncate goes with --data" in capsys.readouterr().err
 
@@ -195,7 +195,7 @@ def test_an_answer_ends_at_its_own_limit_and_where_only_a_first_line_counts_with
     assert (library.decode(turn.turn_ids), turn.is_answered(says("a" * 9))) == (" How old?", True)
 
 
-def test_a_conversation_without_a_template_is_named(tmp_path, capsys):
+def test_a_conversation_for_a_model_without_a_template_is_refused(tmp_path, capsys):
     path = tmp_path / "own.jsonl"
     told = [{"role": "user", "content": "Who?"}]
     path.write_text(json.dumps({"context": "", "question": "lamp"}) + "\n" + json.dumps({"messages": told}) + "\n")
@@ -215,7 +215,7 @@ class Notes(NullProgress):
         self.notes.append(message)
 
 
-def test_what_is_cut_is_told(file):
+def test_truncated_prompts_are_reported(file):
     vocabulary, told = Vocabulary(load_task_tokenizer("retrieval-tiny"), 0), Notes()
     draw = FileDraw(read_data_file(file), truncate="middle")
     assert draw.length(["own-exact"], vocabulary, "plain", 140, told) == 140
@@ -234,7 +234,7 @@ def following(policy: str, scores: tuple[float, ...], first: int | None = 4) -> 
     )
 
 
-def test_caches_that_cannot_be_told_apart_are_named():
+def test_the_report_names_caches_that_chance_may_explain():
     scores = tuple(0.1 + 0.01 * (i % 5) for i in range(20))
     cells = [
         following("full", (0.0,) * 20),
@@ -254,7 +254,7 @@ def test_caches_that_cannot_be_told_apart_are_named():
     assert "not distinguishable" in page
 
 
-def test_bars_judge_no_answers_that_are_only_followed():
+def test_bars_do_not_judge_answers_without_a_known_right_one():
     cells = [following("full", (0.0,) * 20), following("tova", (0.1,) * 20)]
     (failure,) = report(cells=cells, bars=Bars(maximum_loss=0.1)).failures
     assert failure.endswith("or no answer is known to be right")

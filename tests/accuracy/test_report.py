@@ -41,7 +41,7 @@ def test_a_cell_is_stored_with_its_figures_and_read_again():
     assert Cell.from_json(stored) == one
 
 
-def test_a_likelihood_is_no_accuracy():
+def test_a_cell_of_likelihoods_has_no_accuracy():
     one = replace(cell("hybrid", 64), scored_by="likelihood", scores=(1.5, 2.5), full_scores=(), depths=(0.0, 1.0))
     stored = one.to_json()
     assert (stored["accuracy"], stored["negative_log_likelihood"], stored["evidence"]) == (None, 2.0, False)
@@ -57,7 +57,7 @@ def test_the_average_is_over_tasks_that_count():
     assert [(group.task, mean.value) for group, mean in found.not_learned] == [("lines", 0.5)] * 4
 
 
-def test_without_bars_a_loss_is_no_failure():
+def test_a_loss_without_bars_does_not_fail():
     assert report().passed
     assert not report(cells=[cell("snapkv", 64, reason="too small")]).passed
 
@@ -115,7 +115,7 @@ def test_the_order_is_judged_question_by_question():
     assert claims == {("rocketkv", "hybrid"), ("rocketkv", "snapkv")}
 
 
-def test_the_papers_own_recipe_has_its_order_judged():
+def test_the_documented_methods_are_all_judged_in_the_papers_order():
     """Every policy that docs/accuracy.md asks for the tables takes part in a claim, with its settings."""
     asked = re.search(r"^ +METHODS=(\S+)$", DOCUMENTED, re.MULTILINE)[1].split(",")
     rank = {"exact-topk": 20, "rocketkv-v1": 12}
@@ -129,7 +129,7 @@ def test_the_papers_own_recipe_has_its_order_judged():
 
 @pytest.mark.parametrize(("asked", "bins", "fullest", "emptiest"), [(50, 10, 5, 5), (30, 6, 6, 3)])
 def test_ten_depths_fill_ten_bins_evenly_from_fifty_questions_on(asked: int, bins: int, fullest: int, emptiest: int):
-    """Of the paper's thirty a map makes six bins, of one depth or two."""
+    """A map makes six bins of the paper's thirty depths, of one depth or two."""
     depths = tuple((index % 10) / 9 for index in range(asked))
     one = replace(cell("hybrid", 64), scores=(1.0,) * asked, full_scores=(1.0,) * asked, depths=depths)
     assert depth_bins([one]) == bins
@@ -138,7 +138,7 @@ def test_ten_depths_fill_ten_bins_evenly_from_fifty_questions_on(asked: int, bin
     assert by_depth(one, bins).tolist() == [1.0] * bins
 
 
-def test_a_file_of_scores_makes_no_other_method():
+def test_a_head_pattern_file_is_no_part_of_a_methods_name():
     assert method_of("duo-attention:head_pattern=a.tsv") == "duo-attention"
     assert method_of("duo-attention:sinks=4:head_pattern=a.tsv") == "duo-attention:sinks=4"
     assert method_of("hybrid:page_size=16") == "hybrid:page_size=16"
@@ -169,7 +169,7 @@ def test_figures_are_png_and_equal_for_equal_results(files: dict[str, Path]):
     assert average_curves(report(), "query-aware") == images[name]
 
 
-def test_a_measurement_of_full_alone_draws_nothing():
+def test_a_report_of_the_full_cache_alone_has_no_figures():
     assert figures(report(cells=[cell("full")])) == {}
 
 
@@ -188,7 +188,7 @@ def test_published_numbers_are_shown_for_the_published_model_only():
     assert "Published" not in html_page(report(), {}).decode()
 
 
-def test_published_tables_are_whole():
+def test_published_tables_have_every_method_and_column():
     tables = published_tables()
     assert len(tables.columns) == 18
     for table in tables.columns:

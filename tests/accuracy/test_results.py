@@ -46,7 +46,7 @@ def test_a_last_line_that_was_cut_short_is_dropped(path: Path, cut: int):
         assert list(results.cells) == [FIRST.key, SECOND.key]
 
 
-def test_a_first_line_that_was_cut_short_begins_anew(path: Path):
+def test_a_file_with_a_cut_first_line_is_begun_anew(path: Path):
     path.write_bytes(path.read_bytes()[:20])
     with Results(path, SETTINGS) as results:
         assert results.dropped
@@ -54,7 +54,7 @@ def test_a_first_line_that_was_cut_short_begins_anew(path: Path):
     assert json.loads(path.read_text())["model"] == SETTINGS["model"]
 
 
-def test_other_settings_are_refused_and_the_file_stays(path: Path):
+def test_results_of_other_settings_are_refused_and_kept(path: Path):
     before = path.read_bytes()
     with pytest.raises(InputError, match="seed is 0 there, 1 here") as caught, Results(path, {**SETTINGS, "seed": 1}):
         pass
@@ -72,7 +72,7 @@ def test_a_file_without_a_cell_holds_nothing_of_other_settings(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", ["a diary", "a diary\n", '{"some": "json"}\n', "[1]\n"])
-def test_another_file_is_refused_and_stays(tmp_path: Path, content: str):
+def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path, content: str):
     path = tmp_path / "diary"
     path.write_text(content)
     with pytest.raises(InputError, match="is not a file of accuracy results"), Results(path, SETTINGS):
@@ -81,7 +81,7 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, content: str):
 
 
 @pytest.mark.parametrize("line", ["{}", "nonsense", '{"task": "t"}', "[1, 2]"])
-def test_a_line_in_the_middle_that_is_wrong_is_named(path: Path, line: str):
+def test_an_invalid_line_in_the_middle_is_refused_by_number(path: Path, line: str):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
     with pytest.raises(InputError, match="line 2: expected a cell of results"), Results(path, SETTINGS):
@@ -112,7 +112,7 @@ def test_a_cell_with_any_value_replaced_is_refused_or_has_figures(tmp_path: Path
     assert len(refused) > 50
 
 
-def test_scores_outside_their_range_are_no_cell(path: Path):
+def test_scores_outside_0_to_1_are_refused(path: Path):
     path.write_text(path.read_text().replace("[1.0, ", "[7.0, ", 1))
     with pytest.raises(InputError, match=r"outside 0\.\.1"), Results(path, SETTINGS):
         pass
@@ -124,7 +124,7 @@ def test_a_directory_that_cannot_be_made_is_the_users_error(tmp_path: Path):
         pass
 
 
-def test_one_process_at_a_time(path: Path):
+def test_a_second_writer_of_one_result_file_is_refused(path: Path):
     with (
         Results(path, SETTINGS),
         pytest.raises(UnsupportedEnvironment, match="another process is writing"),

@@ -13,7 +13,7 @@ from kvc_trt.machine import peak_resident_bytes
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_measurement_carries_its_conditions(threads):
+def test_a_bandwidth_measurement_records_its_conditions(threads):
     found = measure_copy_bandwidth(threads, repeats=3, buffer_bytes=(1 << 20) + 1)
     assert (found.samples, found.threads, found.buffer_bytes) == (3, threads, (1 << 20) + 1)
     assert found.median > 0
@@ -22,11 +22,11 @@ def test_measurement_carries_its_conditions(threads):
 
 
 @pytest.mark.parametrize(("cache", "beyond"), [(None, True), (500, True), (1000, False)])
-def test_a_buffer_within_the_cache_is_told(cache, beyond):
+def test_a_buffer_within_the_cache_is_reported(cache, beyond):
     assert CopyBandwidth(1e9, 1e8, 3, 500, 1, cache).beyond_cache is beyond
 
 
-def test_a_peak_is_seen():
+def test_watch_memory_sees_a_short_peak():
     size = 96 << 20
     with watch_memory() as peak:
         block = np.ones(size, np.uint8)

@@ -42,7 +42,7 @@ def prompts():
 
 
 def answers(opened, *, overflowing):
-    """Tokens and logprobs of three prompts, beside one that overflows between them or without it."""
+    """Return the tokens and logprobs of three prompts, beside one that overflows between them or without it."""
     scheduler = Scheduler(opened.session(4), prefill_slice_ms=1e6)  # one slice, so that the rows step together
     requests = [Request(prompt, 8, logprobs=3, ignore_eos=True) for prompt in prompts()]
     tickets = [scheduler.submit(request) for request in requests[:1]]

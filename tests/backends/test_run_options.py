@@ -22,7 +22,7 @@ def test_every_option_is_a_keyword_of_engine_open():
     assert keywords == {**own, **{one.name: one.default for one in fields(RunOptions)}}
 
 
-def test_what_cannot_be_an_option_is_refused_when_the_engine_is_opened(tiny_engine):
+def test_invalid_run_options_are_refused_when_the_engine_is_opened(tiny_engine):
     with pytest.raises(InputError, match="speculate is 'draft', expected ngram"):
         Engine.open(tiny_engine, speculate="draft")
     with pytest.raises(InputError, match="does not run on backend tensorrt-llm"):

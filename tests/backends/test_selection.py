@@ -73,7 +73,7 @@ def test_the_tensorrt_of_tensorrt_llm_needs_no_parser(monkeypatch):
     assert backend("tensorrt").probe().missing == ("TensorRT: expected 10.15 or newer, found 10.14.1.48",)
 
 
-def test_to_know_the_backends_takes_none_of_their_libraries():
+def test_listing_the_backends_imports_none_of_their_libraries():
     listed = "import sys; from kvc_trt.backends.registry import backends; backends(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True, timeout=120)
     assert not {"torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_llm"} & {*done.stdout.split()}
@@ -111,7 +111,7 @@ def test_a_gpu_is_found_through_its_driver(monkeypatch, answer, gpu):
     assert not probe.usable
 
 
-def test_a_driver_that_hangs_is_no_gpu(monkeypatch):
+def test_a_driver_that_hangs_counts_as_no_gpu(monkeypatch):
     def hang(*arguments, **options):
         raise subprocess.TimeoutExpired("nvidia-smi", 10)
 

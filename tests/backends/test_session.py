@@ -10,7 +10,7 @@ from kvc_trt.runtime import Request
 from tests.backends.compiled import as_compiled
 
 
-def test_an_engine_answers(tiny_engine):
+def test_a_session_of_an_engine_answers_requests(tiny_engine):
     session = open_session(tiny_engine, RunOptions(threads=1), max_batch_size=2)
     assert session.tokenizer is None
     assert session.executor.limits.max_input_len == 256
@@ -59,7 +59,7 @@ def test_an_engine_of_tensorrt_llm_says_what_runs_it(command, code, said, hint, 
     assert hint in printed
 
 
-def test_the_rest_of_an_engine_of_tensorrt_llm_is_of_use(tiny_engine, capfd):
+def test_an_engine_of_tensorrt_llm_can_be_inspected_and_run_in_torch(tiny_engine, capfd):
     engine = as_compiled(tiny_engine, "tensorrt-llm")
     assert run(["inspect", str(engine)]) == 0
     assert "built by kvc-trt" in (printed := capfd.readouterr().out)

@@ -1,4 +1,4 @@
-"""Whose files are executed."""
+"""Files that kvc-trt executes must belong to the user or to root."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DAY = Path("/day")
 
 
 def missing() -> str | None:
-    """Why there can be no such machine here; None where there can."""
+    """Return the reason why there can be no such machine here; None if there can."""
     if not all(shutil.which(command) for command in ("unshare", "chroot", "mount", *COMMANDS)):
         return "unshare, chroot, mount or one of the commands inside is not installed"
     tried = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
@@ -72,7 +72,7 @@ class BareMachine:
         return self.root / path.relative_to("/")
 
     def run(self, command: str, *, seconds: int = 280) -> subprocess.CompletedProcess[str]:
-        """A line of shell in the folder DAY, with an environment of nothing but its PATH."""
+        """Run a line of shell in the folder DAY, with an environment of nothing but its PATH."""
         script = "\n".join((
             "set -e",
             *(f"mount --rbind {source} {self._inside(place)}" for source, place in self._mounts),
@@ -84,7 +84,7 @@ class BareMachine:
 
 
 def brought() -> list[Path]:
-    """The folders and files of PyTorch, NumPy and all that these two need, in this environment."""
+    """Return the folders and files of PyTorch, NumPy and all that these two need, in this environment."""
     found: set[Path] = set()
     names: set[str] = set()
     waiting = [Requirement(name) for name in BROUGHT]

@@ -1,4 +1,4 @@
-"""What the benchmarks of cache formats compare."""
+"""The methods, formats and texts that the benchmarks of cache formats compare."""
 
 from __future__ import annotations
 

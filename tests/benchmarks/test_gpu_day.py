@@ -60,7 +60,7 @@ def day(tmp_path):
     return run
 
 
-def test_one_call_does_everything_in_order(day, tmp_path):
+def test_the_gpu_day_runs_every_part_in_order(day, tmp_path):
     status, calls, _ = day()
     assert status == 0
     assert [call[: len(part)] for call, part in zip(calls, PARTS, strict=True)] == list(PARTS)

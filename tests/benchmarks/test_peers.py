@@ -183,7 +183,7 @@ WHOLE_IN_8_BITS, WHOLE = (of_formats(f"kvc-trt full, {name} cache") for name in 
 THEIRS = of_formats("OpenVINO GenAI eviction, u8 cache")
 
 
-def test_caches_of_8_bits_meet_openvinos_at_every_point_and_float32_where_a_bar_asks_for_it():
+def test_caches_of_8_bits_are_compared_with_openvinos_and_with_float32():
     every = {one.key for one in measurements(FORMATS, everybody=True, contenders=OF_FORMATS)}
     assert {Measurement(point, one).key for point in FORMATS for one in (IN_8_BITS, THEIRS)} < every
     long, batch = Point("m8", "int4", 16384), Point("m8", "int4", 16384, 8)
@@ -322,7 +322,7 @@ def test_every_engine_gets_the_same_prompts():
     assert max(first) < 100
 
 
-def test_the_share_of_others_is_a_share():
+def test_processor_share_of_other_programs_is_between_0_and_1():
     others = Others()
     sum(range(200_000))
     assert 0.0 <= others.share() <= 1.0

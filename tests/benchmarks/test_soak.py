@@ -52,7 +52,7 @@ def test_an_error_needs_a_kill_that_explains_it(monkeypatch):
     assert outcomes.of_error(116.0) == UNEXPLAINED
 
 
-def test_examples_are_kept_of_what_must_not_be():
+def test_the_first_20_bad_outcomes_are_kept_as_examples():
     outcomes = Outcomes()
     outcomes.note("a", EQUAL, "fine")
     for number in range(50):
@@ -92,7 +92,7 @@ STREAM = event("a") + event("b", finish_reason="stop")
         (500, b"Internal", LOST),
     ],
 )
-def test_what_a_client_makes_of_a_stream(monkeypatch, status, content, expected):
+def test_each_ending_of_a_stream_counts_as_its_outcome(monkeypatch, status, content, expected):
     asked, outcomes = catalogue.Asked("a", catalogue.COMPLETIONS, {"model": catalogue.TINY}), Outcomes()
     monkeypatch.setattr("benchmarks.soak.clients.send", lambda *_: (status, content))
     client = Client(0, [(asked, Answer(200, "ab", "stop"))], outcomes, 0, may_ask=None, pause_seconds=1.0)
@@ -101,7 +101,7 @@ def test_what_a_client_makes_of_a_stream(monkeypatch, status, content, expected)
     assert outcomes.total(expected) == 1
 
 
-def test_a_whole_answer_is_read(monkeypatch):
+def test_an_answer_without_a_stream_is_parsed(monkeypatch):
     body = {"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 2}}
     monkeypatch.setattr("benchmarks.soak.clients.send", lambda *_: (200, json.dumps(body).encode()))
     asked = catalogue.Asked("chat", catalogue.CHATS, {"model": catalogue.CHAT})
@@ -118,7 +118,7 @@ def test_a_leak_has_a_slope_and_noise_has_none():
     assert noise["low"] < 0 < noise["high"]
 
 
-def test_equal_seeds_ask_the_same():
+def test_equal_seeds_make_equal_requests():
     assert catalogue.requests(3) == catalogue.requests(3) != catalogue.requests(4)
     assert {one.body["model"] for one in catalogue.requests(3)} == {catalogue.TINY, catalogue.CHAT}
 

@@ -60,7 +60,7 @@ def test_an_engine_is_verified_by_the_backend_it_was_built_for(backend, argument
     assert ladder.backends == [backend]
 
 
-def test_an_engine_of_tensorrt_llm_is_verified_in_pytorch_and_that_is_said(ladder, tiny_engine, capfd):
+def test_a_tensorrt_llm_engine_is_verified_in_pytorch_and_the_build_says_so(ladder, tiny_engine, capfd):
     engine = open_engine(as_compiled(tiny_engine, "tensorrt-llm"))
     result = SimpleNamespace(engine=engine, status="built")
     assert verified(result, None, printing.progress()).passed
@@ -85,7 +85,7 @@ def test_a_failing_engine_stays_fails_and_is_never_called_fine(arguments, ladder
     assert len(ladder.engines) == 2
 
 
-def test_no_verify_skips_it(arguments, ladder, capfd):
+def test_no_verify_skips_verification(arguments, ladder, capfd):
     assert run([*arguments, "--no-verify"]) == 0
     assert run([*arguments, "--set", "verify=false"]) == 0
     assert ladder.engines == []
@@ -113,7 +113,7 @@ def test_a_missing_torch_is_noticed_before_the_build(arguments, monkeypatch, tmp
     assert not (tmp_path / "engine").exists()
 
 
-def test_the_backend_is_said_and_who_says_why(tiny_arguments, tmp_path, capfd):
+def test_a_build_names_its_backend_and_the_reason_for_it(tiny_arguments, tmp_path, capfd):
     assert run([*tiny_arguments, "-o", str(tmp_path / "engine")]) == 0
     said = capfd.readouterr()
     assert "backend: onnxruntime (the first that can run here; kvc-trt doctor shows all)" in said.err
@@ -136,7 +136,7 @@ def test_the_default_output_names_model_and_policy(tiny_arguments, tmp_path, mon
     assert (tmp_path / "engines" / "tiny-snapkv++" / "manifest.json").exists()
 
 
-def test_a_measured_break_even_is_stored_and_stays(tiny_arguments, tmp_path, capfd):
+def test_a_measured_break_even_is_stored_and_reused(tiny_arguments, tmp_path, capfd):
     arguments = [*tiny_arguments, "--dense-until", "auto", "-o", str(tmp_path / "engine"), "--json"]
     assert run(arguments) == 0
     first = json.loads(capfd.readouterr().out)

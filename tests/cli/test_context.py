@@ -66,7 +66,7 @@ def failure(*arguments, capfd, code=2):
 RULES = ("--max-new-tokens", "6", "--ignore-eos")
 
 
-def test_an_answer_goes_on_as_if_nothing_had_happened(engine, context, prompt_file, capfd):
+def test_an_answer_continues_from_a_saved_context_unchanged(engine, context, prompt_file, capfd):
     (direct,) = outputs(engine, "--prompt-file", prompt_file, *RULES, capfd=capfd)
     (found,) = outputs(engine, "--context", context, *RULES, capfd=capfd)
     assert found["token_ids"] == direct["token_ids"]
@@ -171,7 +171,7 @@ def test_a_conversation_does_not_continue_a_context(option, engine, context, cap
     assert "--context goes with --prompt" in failure("run", engine, "--context", context, *option, capfd=capfd)
 
 
-def test_save_takes_one_prompt(engine, tmp_path, capfd):
+def test_context_save_refuses_two_prompts_and_none(engine, tmp_path, capfd):
     (tmp_path / "ids").write_text("[[9], [4]]")
     said = failure("context", "save", engine, "--prompt-ids", tmp_path / "ids", "-o", tmp_path / "c", capfd=capfd)
     assert "a context is of one prompt, found 2" in said

@@ -20,7 +20,7 @@ def test_every_backend_says_what_it_needs_and_what_to_do(capsys):
     assert "  next   pip install 'kvc-trt[tensorrt]'\n" in printed
 
 
-def test_json_has_the_same_facts(capsys, monkeypatch):
+def test_doctor_json_has_the_same_facts(capsys, monkeypatch):
     monkeypatch.setenv(native.VARIABLE, native.NONE)
     assert run(["doctor", "--json"]) == 0
     backends = {probe["name"]: probe for probe in json.loads(capsys.readouterr().out)["backends"]}
@@ -32,7 +32,7 @@ def test_json_has_the_same_facts(capsys, monkeypatch):
     assert backends["onnxruntime"]["install"] == []
 
 
-def test_it_says_how_to_get_native_operators(monkeypatch, tmp_path):
+def test_doctor_says_how_to_get_native_operators(monkeypatch, tmp_path):
     probe = backend("onnxruntime").probe
     monkeypatch.setenv(native.VARIABLE, native.NONE)
     assert probe().install == ()  # they are not wanted
@@ -49,7 +49,7 @@ def test_it_says_how_to_get_native_operators(monkeypatch, tmp_path):
     assert native.how_to_get() is None
 
 
-def test_a_backend_in_lines():
+def test_a_backend_is_described_in_lines_of_found_needs_and_next():
     probe = Probe("x", "", False, {"gpu": "one"}, ("a driver: expected it, found none",), ("get one", "then look"))
     assert describe(probe).splitlines() == [
         "x",

@@ -11,7 +11,7 @@ from kvc_trt.cli.commands.policies import command
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "speculation.md"
 
 
-def test_the_page_has_the_commands_table() -> None:
+def test_the_page_has_the_draft_table_of_the_command() -> None:
     printed = CliRunner().invoke(command, ["--drafts"]).output
     assert printed.count("\n") == 5
     assert printed in PAGE.read_text(), "the page is out of date: `kvc-trt policies --drafts`"

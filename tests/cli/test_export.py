@@ -30,7 +30,7 @@ def test_the_export_prints_the_requested_file(path, capfd):
     assert str(path) in " ".join(captured.out.replace("#", " ").split())
 
 
-def test_standard_output_by_name(capfd):
+def test_a_dash_exports_to_standard_output(capfd):
     assert run(["export", "llm-api", str(CONFIG), "-o", "-"]) == 0
     assert "trtllm-serve meta-llama/Llama-3.1-8B-Instruct --config" in capfd.readouterr().out
 
@@ -116,7 +116,7 @@ def test_a_directory_that_is_no_engine_is_refused(tmp_path, capfd):
         ("longchat-7b-v1.5-32k-rocketkv", "skip_layers: 0"),
     ],
 )
-def test_a_policy_that_it_cannot_express(stem, message, tmp_path, capfd):
+def test_a_policy_that_the_llm_api_cannot_express_is_refused(stem, message, tmp_path, capfd):
     target = tmp_path / "rocket.yaml"
     assert run(["export", "llm-api", str(CONFIG.with_name(f"{stem}.yaml")), "-o", str(target)]) == 2
     assert message in capfd.readouterr().err
@@ -131,7 +131,7 @@ def test_skip_layers_can_be_given_up_in_the_configuration(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("content", ["", "modell: x", "model: [", "model: no-such-model"])
-def test_a_broken_configuration_is_one_line(content, tmp_path, capfd):
+def test_a_broken_configuration_is_refused_in_one_line(content, tmp_path, capfd):
     config = tmp_path / "build.yaml"
     config.write_text(content)
     assert run(["export", "llm-api", str(config)]) == 2

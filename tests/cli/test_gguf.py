@@ -1,4 +1,4 @@
-"""From a GGUF file to an answer in two commands, against transformers' own answer from the same file."""
+"""Two commands lead from a GGUF file to an answer; transformers answers the same from the same file."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_random_weights_have_no_blocks(file, tmp_path, capfd):
     assert json.loads(capfd.readouterr().out)["configuration"]["weights"] == "fp32"
 
 
-def test_plan_needs_the_file_alone(file, capfd):
+def test_plan_needs_only_the_gguf_file(file, capfd):
     assert run(["plan", "--model", str(file), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["model"]
 

@@ -26,7 +26,7 @@ HEAVY = {
 
 
 class PanicException(BaseException):  # as the libraries in Rust call it
-    """What a library in Rust raises when it panics."""
+    """The exception that a library in Rust raises when it panics."""
 
 
 def python(code, *arguments):
@@ -145,7 +145,7 @@ def test_names_of_files_control_no_terminal(arguments, capfd):
     assert all(line.isprintable() for line in (error, *rest))
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_a_closed_pipe_at_the_reader_is_no_error():
     command = f"{sys.executable} -m kvc_trt models --json | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0

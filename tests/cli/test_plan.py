@@ -15,7 +15,7 @@ HEAVY = ("torch", "onnx", "onnxruntime", "onnxscript", "transformers", "matplotl
 COMMAND = ["plan", "--model", "llama3.1-8b", "--policy", "rocketkv", "--token-budget", "512"]
 
 
-def test_the_readmes_command(capsys):
+def test_the_readmes_command_prints_the_plan(capsys):
     assert run([*COMMAND, "--max-input-len", "131072"]) == 0
     printed = capsys.readouterr().out
     for line in ("8.03B parameters", "H200", "(assumed)", "(modelled", "30.07x", "token_budget"):
@@ -42,7 +42,7 @@ def test_json_is_alone_on_stdout(capsys):
     assert sources["page_size"] == "derived"
 
 
-def test_a_budget_in_percent_says_so(capsys):
+def test_plan_shows_a_budget_in_percent_as_such(capsys):
     command = ["plan", "--model", "llama3.1-8b", "--max-input-len", "32640", "--token-budget", "20%"]
     assert run([*command, "--policy", "snapkv-gqa", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -66,7 +66,7 @@ assert not found, found
     assert done.returncode == 0, done.stderr
 
 
-def test_a_hugging_face_directory_and_its_config(tmp_path, capsys):
+def test_plan_reads_a_hugging_face_directory_and_its_config_alone(tmp_path, capsys):
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,
@@ -149,7 +149,7 @@ def test_the_batches_of_a_tensorrt_engine_are_those_that_fit_its_own_memory(caps
         assert left >= 0 > short
 
 
-def test_a_budget_that_compresses_nothing_says_so(capsys):
+def test_plan_says_that_a_budget_compresses_nothing(capsys):
     said = "nothing is compressed: with a token budget of {}, a step of the longest sequence, 2,176 tokens, reads"
     for budget, expected in (("1000000", True), ("2176", True), ("1024", False)):
         assert run([*COMMAND[:-1], budget, "--max-input-len", "2048"]) == 0
@@ -192,7 +192,7 @@ def test_a_window_of_a_configuration_file_holds_in_a_comparison(tmp_path, capsys
     assert "stored_bytes" in rows["full"]
 
 
-def test_gpus_are_those_that_are_named(capsys):
+def test_plan_shows_only_the_gpus_that_are_named(capsys):
     assert run([*COMMAND, "--gpu", "a100", "--gpu", "mine=900GB/s,120,24", "--gpu", "a100"]) == 0
     printed = capsys.readouterr().out
     assert "A100" in printed
@@ -202,7 +202,7 @@ def test_gpus_are_those_that_are_named(capsys):
     assert "did you mean 'a100'" in capsys.readouterr().err
 
 
-def test_budgets_that_fit_a_memory(capsys):
+def test_plan_lists_the_budgets_that_fit_a_memory(capsys):
     arguments = ["plan", "--model", "smollm2-135m-instruct", "--memory", "12MiB", "--gpu", "cpu=20GB/s,0.5,8"]
     assert run(arguments) == 0
     printed = capsys.readouterr().out
@@ -242,7 +242,7 @@ def test_other_memories_are_refused(capsys, written):
     assert "is not a size such as 2GiB" in capsys.readouterr().err
 
 
-def test_requests_per_second_of_a_mix(tmp_path, capsys):
+def test_plan_predicts_requests_per_second_of_a_mix(tmp_path, capsys):
     mix = tmp_path / "mix.yaml"
     mix.write_text(
         "concurrency: 32\nrequests:\n  - {input: 30000, output: 128, weight: 3}\n  - {input: 4000, output: 500}\n"
@@ -269,7 +269,7 @@ def test_prefill_and_decode_apart_know_what_fits_and_ranks(capsys):
     assert replica["compressed"]["rows"] == min(32, gpu["largest_batch"]["compressed"])
 
 
-def test_without_a_gpu_backend_there_is_no_gpu_memory(capsys):
+def test_a_plan_without_a_gpu_backend_has_no_gpu_memory(capsys):
     assert run([*COMMAND, "--json"]) == 0
     assert not {"device_memory", "host_memory"} & json.loads(capsys.readouterr().out).keys()
 
@@ -317,7 +317,7 @@ def test_layers_that_differ_are_told_apart(settings, lines, capsys):
     assert all(len(line) <= 120 for line in printed.splitlines())
 
 
-def test_layers_with_several_caches(tmp_path, capsys):
+def test_plan_lists_layers_with_several_caches(tmp_path, capsys):
     pattern = tmp_path / "pattern.tsv"
     pattern.write_text("\n".join(["1 1 1 0 0 0 0 0", *["0 0 0 0 0 0 0 0"] * 31]), encoding="utf-8")
     arguments = ["--policy", "duo-attention", "--token-budget", "1024", "--set", f"head_pattern={pattern}"]
@@ -340,7 +340,7 @@ def test_linear_layers_are_there_without_a_cache(capsys):
     assert len(layers) == 32
 
 
-def test_dense_until_auto_is_told(capsys):
+def test_plan_says_that_dense_until_auto_is_measured_at_build(capsys):
     assert run([*COMMAND, "--set", "dense_until=auto"]) == 0
     assert "measured when the engine is built" in capsys.readouterr().out
 
@@ -357,7 +357,7 @@ def test_dense_until_auto_is_told(capsys):
         (["plan", "--model", "mistral-7b-v0.1", "--max-input-len", "16000"], "sliding window"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
+def test_mistakes_are_reported_in_one_line_with_exit_code_2(arguments, expected, capsys):
     assert run(arguments) == 2
     captured = capsys.readouterr()
     assert expected in captured.err
@@ -368,7 +368,7 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
 DISAGGREGATED = [*COMMAND, "--max-input-len", "131072", "--disaggregated"]
 
 
-def test_prefill_and_decode_on_different_machines(capsys):
+def test_plan_estimates_prefill_and_decode_on_different_machines(capsys):
     assert run([*DISAGGREGATED, "--bandwidth", "12.5GB/s"]) == 0
     printed = capsys.readouterr().out
     assert "131,072 tokens over 12.5 GB/s" in printed
@@ -395,7 +395,7 @@ def test_other_bandwidths_are_refused(capsys, written):
 
 
 @pytest.mark.parametrize("wrong", [["--bandwidth", "1GB/s"], ["--disaggregated", "--compare"]])
-def test_options_that_do_not_go_together(capsys, wrong):
+def test_options_that_exclude_each_other_are_refused(capsys, wrong):
     assert run([*COMMAND, "--max-input-len", "32640", *wrong]) == 2
     assert "--disaggregated" in capsys.readouterr().err
 

@@ -21,7 +21,7 @@ def _bandwidth(monkeypatch):
     monkeypatch.setattr(benchmark, "measure_copy_bandwidth", lambda threads: found)
 
 
-def test_tables_findings_and_honest_labels(tiny_engine, capfd):
+def test_profile_prints_tables_findings_and_labels(tiny_engine, capfd):
     assert run(["profile", str(tiny_engine), *QUICK]) == 0
     captured = capfd.readouterr()
     headings = (
@@ -59,7 +59,7 @@ def test_json_is_alone_and_files_are_whole(tiny_engine, tmp_path, capfd):
         (["--steps", "0"], "--steps"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_measured(tiny_engine, arguments, expected, capfd):
+def test_mistakes_are_reported_before_anything_is_measured(tiny_engine, arguments, expected, capfd):
     assert run(["profile", str(tiny_engine), *arguments]) == 2
     captured = capfd.readouterr()
     assert expected in captured.err
@@ -78,7 +78,7 @@ def test_a_damaged_engine_is_refused(tiny_engine, capfd):
 MANY = ["--requests", "3", "--concurrency", "2", "--input-len", "20:60", "--output-len", "3", "--threads", "1"]
 
 
-def test_many_requests_at_once(tiny_engine, tmp_path, capfd):
+def test_profile_of_many_requests_prints_and_writes_its_tables(tiny_engine, tmp_path, capfd):
     files = ["--csv", str(tmp_path / "runs.csv"), "-o", str(tmp_path / "out")]
     assert run(["profile", str(tiny_engine), *MANY, "--repeats", "2", *files]) == 0
     text = capfd.readouterr().out
@@ -97,7 +97,7 @@ def test_many_requests_at_once(tiny_engine, tmp_path, capfd):
         assert [line["side"] for line in csv.DictReader(file)] == ["engine", "dense", "dense", "engine"]
 
 
-def test_many_requests_as_json_with_prompts_of_ones_own(chat_engine, tmp_path, capfd):
+def test_profile_of_many_requests_takes_prompts_from_a_file(chat_engine, tmp_path, capfd):
     data = tmp_path / "own.jsonl"
     lines = [{"context": "a b c", "question": "d ?"}, {"messages": [{"role": "user", "content": "a b"}]}]
     data.write_text("\n".join(map(json.dumps, lines)))
@@ -125,7 +125,7 @@ def test_many_requests_as_json_with_prompts_of_ones_own(chat_engine, tmp_path, c
         (["--requests", "2", "--data", "none.jsonl", "--input-len", "4"], "input_len and data"),
     ],
 )
-def test_mistakes_about_requests_are_one_line(tiny_engine, arguments, expected, capfd):
+def test_invalid_request_options_are_refused_in_one_line(tiny_engine, arguments, expected, capfd):
     assert run(["profile", str(tiny_engine), *arguments]) == 2
     captured = capfd.readouterr()
     assert expected in captured.err

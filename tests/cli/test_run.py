@@ -60,7 +60,7 @@ def failure(engine, *arguments, capfd, code=2):
     return printed.err
 
 
-def test_json_alone_on_stdout(engine, capfd):
+def test_json_stands_alone_on_stdout(engine, capfd):
     printed = answer(engine, "--prompt", PROMPT, "--max-new-tokens", "5", "--ignore-eos", "--json", capfd=capfd)
     report = json.loads(printed.out)
     assert set(report) == {"outputs", "timings", "kernels"}
@@ -80,7 +80,7 @@ def test_json_alone_on_stdout(engine, capfd):
     assert report["timings"]["prompt_tokens"] == 200
 
 
-def test_text_on_stdout_and_one_line_on_stderr(engine, capfd):
+def test_run_prints_text_to_stdout_and_a_summary_to_stderr(engine, capfd):
     expected = outputs(engine, "--prompt", PROMPT, "--max-new-tokens", "6", "--ignore-eos", capfd=capfd)[0]
     printed = answer(engine, "--prompt", PROMPT, "--max-new-tokens", "6", "--ignore-eos", capfd=capfd)
     assert printed.out == expected["text"] + "\n"
@@ -125,7 +125,7 @@ def test_stop_ends_before_the_text(engine, capfd):
     assert stopped["text"] == free[: free.index(stop)]
 
 
-def test_penalties_and_bans_change_the_answer_and_logprobs_are_told(engine, capfd):
+def test_penalties_and_bans_change_the_answer_and_logprobs_are_printed(engine, capfd):
     options = ("--prompt", PROMPT, "--max-new-tokens", "9", "--ignore-eos")
     [free] = outputs(engine, *options, "--logprobs", "2", capfd=capfd)
     assert [told["token_id"] for told in free["logprobs"]] == free["token_ids"]
@@ -155,7 +155,7 @@ def test_more_tokens_than_the_cache_holds_end_with_capacity(engine, ids_file, ca
 
 
 class TestWithoutTokenizer:
-    def test_text_is_refused_with_the_way_out(self, tiny_engine, capfd):
+    def test_text_without_a_tokenizer_is_refused_with_an_alternative(self, tiny_engine, capfd):
         error = failure(str(tiny_engine), "--prompt", "hello", capfd=capfd)
         assert "has no tokenizer" in error
         assert "--prompt-ids" in error
@@ -168,7 +168,7 @@ class TestWithoutTokenizer:
         assert answer(str(tiny_engine), *arguments, capfd=capfd).out.strip() == expected
         assert answer(str(tiny_engine), *arguments, "--stream", capfd=capfd).out.strip() == expected
 
-    def test_stop_strings_need_one(self, tiny_engine, ids_file, capfd):
+    def test_stop_strings_without_a_tokenizer_are_refused(self, tiny_engine, ids_file, capfd):
         error = failure(str(tiny_engine), "--prompt-ids", ids_file([3]), "--stop", "x", capfd=capfd)
         assert "stop strings need a tokenizer" in error
 
@@ -191,10 +191,10 @@ class TestBadInput:
             ("[" * 100_000, "is not valid JSON"),
         ],
     )
-    def test_token_ids(self, engine, ids_file, capfd, content, message):
+    def test_invalid_token_ids_are_refused(self, engine, ids_file, capfd, content, message):
         assert message in failure(engine, "--prompt-ids", ids_file(content), capfd=capfd)
 
-    def test_prompts(self, engine, tmp_path, capfd):
+    def test_invalid_prompts_are_refused(self, engine, tmp_path, capfd):
         assert "the prompt is empty" in failure(engine, "--prompt", "", capfd=capfd)
         assert "prompt has 400 tokens, expected at most 256" in failure(engine, "--prompt", PROMPT * 2, capfd=capfd)
         assert "cannot read" in failure(engine, "--prompt-file", str(tmp_path / "no"), capfd=capfd)
@@ -228,13 +228,13 @@ class TestBadInput:
             ("--prompt", PROMPT, "--stop", ""),
         ],
     )
-    def test_usage(self, engine, capfd, arguments):
+    def test_invalid_options_are_refused(self, engine, capfd, arguments):
         assert failure(engine, *arguments, capfd=capfd).startswith("error: ")
 
-    def test_streaming_a_batch(self, engine, ids_file, capfd):
+    def test_streaming_a_batch_is_refused(self, engine, ids_file, capfd):
         assert "one answer" in failure(engine, "--prompt-ids", ids_file([[3], [4]]), "--stream", capfd=capfd)
 
-    def test_no_engine(self, tmp_path, capfd):
+    def test_a_missing_engine_is_refused(self, tmp_path, capfd):
         assert "does not exist" in failure(str(tmp_path / "none"), "--prompt", "a", capfd=capfd)
 
 
@@ -247,7 +247,7 @@ def test_a_batch_read_in_slices_has_the_same_answers(engine, ids_file, capfd):
 
 
 @pytest.mark.parametrize("arguments", [("--prompt", "a", "--stream"), ("--chat",)])
-def test_slices_are_of_a_batch(engine, arguments, capfd):
+def test_prefill_slices_without_a_batch_are_refused(engine, arguments, capfd):
     assert "--prefill-slice-ms goes with a batch" in failure(engine, *arguments, "--prefill-slice-ms", "5", capfd=capfd)
 
 
@@ -269,7 +269,7 @@ def test_a_proof_is_written_to_a_file_or_into_the_json(engine, tmp_path, ids_fil
     assert "is a directory" in failure(engine, *options, "digest", "-o", str(tmp_path), capfd=capfd)
 
 
-def test_a_proof_is_of_one_answer(engine, tmp_path, capfd):
+def test_a_proof_of_a_conversation_is_refused(engine, tmp_path, capfd):
     said = failure(engine, "--chat", "--kv-proof", "digest", "-o", str(tmp_path / "proof.json"), capfd=capfd)
     assert "--kv-proof is of one answer: give the question, --chat TEXT" in said
 

@@ -55,7 +55,7 @@ def test_the_whole_cache_over_the_engines_weights_is_the_engine_of_full(ask, who
     assert json.loads(ask("--chat", QUESTION, "--json").out)["outputs"] == memory["outputs"]
 
 
-def test_both_stand_in_two_columns_of_eighty(ask):
+def test_both_answers_stand_in_two_columns_within_80_characters(ask):
     printed = ask("--chat", QUESTION, "--beside", "full").out.splitlines()
     assert max(map(len, printed)) <= 80
     assert printed[0].split() == ["rocketkv,", "budget", "32", "full"]
@@ -110,7 +110,7 @@ def test_a_question_that_one_side_refuses_is_part_of_neither_conversation(chat_e
         (("--chat", "a", "--beside", "full", "--stream"), "it excludes --context, --stream"),
     ],
 )
-def test_bad_input(ask, arguments, message):
+def test_invalid_arguments_are_refused(ask, arguments, message):
     assert message in ask(*arguments, code=2).err
 
 

@@ -54,7 +54,7 @@ def test_a_system_message_comes_first(ask, file):
     assert prompts(ask("--messages", file([system, USER]), "--json", *BRIEF)) == expected
 
 
-def test_a_conversation_and_a_batch_of_them(ask, file):
+def test_message_files_may_hold_one_conversation_or_several(ask, file):
     turns = [USER, {"role": "assistant", "content": text(40)}, USER]
     written = [3, 5, 20, 21, 22, 6, 40, 5, 20, 21, 22, 6]
     assert prompts(ask("--messages", file(turns), "--json", *BRIEF)) == [written]
@@ -63,7 +63,7 @@ def test_a_conversation_and_a_batch_of_them(ask, file):
     assert "== prompt 1 ==" in ask("--messages", file([[USER], turns]), *BRIEF).out
 
 
-def test_a_question_about_a_document(ask, tmp_path):
+def test_a_document_comes_before_the_question(ask, tmp_path):
     document = tmp_path / "long.txt"
     document.write_text(text(30, 31) + "\n", encoding="utf-8")
     printed = ask("--chat", QUESTION, "--document", str(document), "--json", *BRIEF)
@@ -90,7 +90,7 @@ def test_any_of_several_end_tokens_ends_an_answer(ask, tiny_model, tmp_path, cap
 
 
 class TestBarePrompt:
-    def test_warns(self, ask):
+    def test_a_bare_prompt_warns_that_it_bypasses_the_template(self, ask):
         printed = ask("--prompt", QUESTION, *BRIEF)
         warning, hint, summary = printed.err.splitlines()
         assert warning.startswith("warning: the model has a chat template, and this prompt bypasses it")
@@ -98,7 +98,7 @@ class TestBarePrompt:
         assert "--raw" in hint
         assert summary.startswith("3 prompt tokens")
 
-    def test_not_with_raw_nor_with_token_ids_nor_without_a_template(self, ask, file, tiny_engine):
+    def test_raw_prompts_token_ids_and_models_without_a_template_get_no_warning(self, ask, file, tiny_engine):
         assert len(ask("--prompt", QUESTION, "--raw", *BRIEF).err.splitlines()) == 1
         assert len(ask("--prompt-ids", file([20]), *BRIEF).err.splitlines()) == 1
         assert len(ask("--prompt-ids", file([20]), *BRIEF, engine=tiny_engine).err.splitlines()) == 1
@@ -126,7 +126,7 @@ class TestBadInput:
             ('[{"role": "tool", "content": "a"}]', "the chat template refuses these messages: no tools here"),
         ],
     )
-    def test_messages(self, ask, file, content, message):
+    def test_invalid_message_files_are_refused_in_one_line(self, ask, file, content, message):
         printed = ask("--messages", file(content), code=2)
         assert printed.out == ""
         [line] = printed.err.splitlines()
@@ -148,20 +148,20 @@ class TestBadInput:
             ("--messages", "nowhere.json"),
         ],
     )
-    def test_usage(self, ask, arguments):
+    def test_invalid_option_combinations_are_refused(self, ask, arguments):
         assert ask(*arguments, code=2).err.startswith("error: ")
 
-    def test_two_system_messages(self, ask, file):
+    def test_a_second_system_message_is_refused(self, ask, file):
         messages = file([{"role": "system", "content": "a"}, USER])
         assert "message 0 has the role system" in ask("--messages", messages, "--system", "b", code=2).err
 
-    def test_streaming_a_batch(self, ask, file):
+    def test_streaming_a_batch_is_refused(self, ask, file):
         assert "--stream shows one answer, found 2" in ask("--messages", file([[USER]] * 2), "--stream", code=2).err
 
     def test_a_long_conversation_names_the_limit(self, ask):
         assert "has 303 tokens, expected at most 256" in ask("--chat", text(9) * 300, code=2).err
 
-    def test_a_model_without_a_template(self, ask, tiny_engine, tiny_model, tmp_path):
+    def test_a_chat_with_a_model_without_a_template_is_refused(self, ask, tiny_engine, tiny_model, tmp_path):
         assert "has no tokenizer" in ask("--chat", "a", engine=tiny_engine, code=2).err
         model = with_template(tiny_model, tmp_path / "model")
         (model / "chat_template.jinja").unlink()

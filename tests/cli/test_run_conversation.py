@@ -53,7 +53,7 @@ def test_answers_are_those_of_the_whole_conversation(talk, tmp_path):
     assert whole["token_ids"] == second["token_ids"]
 
 
-def test_text_and_a_line_on_what_each_answer_took(talk):
+def test_each_answer_has_its_text_and_a_line_of_figures(talk):
     printed = talk("--chat", *BRIEF, lines=[FIRST, SECOND, "/exit", FIRST])
     assert len(printed.out.splitlines()) == 2
     first, second = printed.err.splitlines()
@@ -93,7 +93,7 @@ def test_a_turn_that_does_not_fit_ends_it_with_the_numbers(talk):
         (("--chat", "--document", "nowhere.txt"), b"", "cannot read nowhere.txt"),
     ],
 )
-def test_bad_input(talk, arguments, content, message):
+def test_invalid_arguments_and_questions_are_refused(talk, arguments, content, message):
     printed = talk(*arguments, *BRIEF, content=content, code=2)
     assert message in printed.err.splitlines()[-2 if "\nhint" in printed.err else -1]
 
@@ -107,5 +107,5 @@ def test_an_engine_without_turns_says_how_to_build_it_again(talk, chat_engine, t
     assert "a conversation: policy streaming-llm takes no turns" in printed.err
 
 
-def test_a_model_without_a_template(talk, tiny_engine):
+def test_a_conversation_with_a_model_without_a_tokenizer_is_refused(talk, tiny_engine):
     assert "has no tokenizer" in talk("--chat", lines=[FIRST], engine=tiny_engine, code=2).err

@@ -96,7 +96,7 @@ def test_an_answer_that_is_cut_is_warned_of(ask, schema_file):
         ('{"type": "string", "pattern": "(?<=a)b"}', "look-around"),
     ],
 )
-def test_a_schema_that_cannot_be_is_one_line(ask, tmp_path, content, message):
+def test_an_invalid_schema_is_refused_in_one_line(ask, tmp_path, content, message):
     path = tmp_path / "schema.json"
     path.write_text(content)
     printed = ask("--json-schema", str(path), code=2)
@@ -105,11 +105,11 @@ def test_a_schema_that_cannot_be_is_one_line(ask, tmp_path, content, message):
     assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 
-def test_a_schema_that_is_not_there_is_named(ask):
+def test_a_missing_schema_file_is_named(ask):
     assert "cannot read none.json" in ask("--json-schema", "none.json", code=2).err
 
 
-def test_one_of_them_can_be_given(ask, schema_file):
+def test_two_kinds_of_grammar_at_once_are_refused(ask, schema_file):
     printed = ask("--json-schema", schema_file, "--choice", "a", code=2)
     assert "give one of --json-schema, --choice and --regex" in printed.err
 
@@ -145,6 +145,6 @@ def test_a_question_of_a_conversation_may_have_a_schema_of_its_own(engine):
         conversation.close()
 
 
-def test_a_bias_by_token(engine):
+def test_a_logit_bias_makes_its_token_the_answer(engine):
     with Engine.open(engine, threads=1) as opened:
         assert opened.generate([1, 2], logit_bias={9: 100}, max_new_tokens=3).token_ids == (9, 9, 9)

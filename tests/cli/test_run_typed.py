@@ -91,5 +91,5 @@ def test_piped_lines_are_all_questions_and_need_no_line_editor(chat_engine):
 
 
 def said(shown: str) -> str:
-    """The characters of the model's vocabulary that follow the question."""
+    """Return the characters of the model's vocabulary that follow the question."""
     return shown.rpartition(FIRST)[2].partition("[")[0].strip()

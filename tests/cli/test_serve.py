@@ -24,13 +24,13 @@ def test_loopback_needs_no_key(host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7"])
-def test_an_address_that_others_reach_wants_a_key(host):
+def test_an_address_that_others_reach_needs_a_key(host):
     with pytest.raises(InputError, match="there is no API key"):
         check_host(host, None)
     check_host(host, "a secret")
 
 
-def test_a_host_is_an_address():
+def test_a_host_name_is_refused():
     with pytest.raises(InputError, match="expected an address"):
         check_host("example.com", "a secret")
 
@@ -41,17 +41,17 @@ def test_engines_are_asked_for_by_name_or_by_directory():
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"b', "a\nb", "{{a}}", "../a", ".a", "é"])
-def test_a_name_is_plain(name):
+def test_a_model_name_with_special_characters_is_refused(name):
     with pytest.raises(InputError, match="cannot be a model's name"):
         served_engines((f"{name}=engines/demo",))
 
 
-def test_a_name_is_given_once():
+def test_a_model_name_given_twice_is_refused():
     with pytest.raises(InputError, match="two engines have the name demo"):
         served_engines(("engines/demo", "others/demo"))
 
 
-def test_there_is_something_to_serve():
+def test_serving_no_engine_is_refused():
     with pytest.raises(click.UsageError):
         served_engines(())
 

@@ -24,7 +24,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tampered_by_its_maker(engine: Path, directory: Path) -> Path:
-    """A copy whose decode graph reads twice as many tokens as config.json says, sealed as if it were right."""
+    """Return a copy whose decode graph reads twice as many tokens as config.json says, sealed as if it were right."""
     directory.mkdir()
     for path in engine.iterdir():
         if path.is_file():
@@ -111,7 +111,7 @@ class TestReplay:
             assert "cache 0, step 1" in error
             assert expected in error
 
-    def test_wrong_use(self, engine, proof, tmp_path, capsys):
+    def test_wrong_use_of_replay_is_refused(self, engine, proof, tmp_path, capsys):
         file = proof(engine, "digest")
         (tmp_path / "broken.json").write_text(Path(file).read_text()[:-100])
         for arguments, message in (

@@ -19,14 +19,14 @@ LARGEST_EXPONENT = 247
 
 
 def packing_without_graphs(policy: str, dtype: str = "float32", kv_cache: str = AUTO) -> RowPacking:
-    """A packing of a small model; nothing can be run with it."""
+    """Return a packing of a small model; nothing can be run with it."""
     parameters = parameters_of(policy, kv_cache=kv_cache)
     program = Program(SMALL, parameters, state_tensors(SMALL, parameters, dtype, turns=True), NO_FILE, NO_FILE, NO_FILE)
     return packing_of(program)
 
 
 def packing_of(program: Program) -> RowPacking:
-    """The packing of a program that belongs to no engine."""
+    """Return the packing of a program that belongs to no engine."""
     return RowPacking(program, replace(FINGERPRINT, kv_cache=program.parameters.kv_cache))
 
 

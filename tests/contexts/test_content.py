@@ -22,7 +22,7 @@ NOT_FINITE = (np.nan, -np.nan, np.inf, -np.inf)
 
 
 def with_number(context, name, place, number):
-    """The context with another number at a place (a share of the tensor)."""
+    """Return the context with another number at a place (a share of the tensor)."""
     tensor = context.tensors[name].copy()
     tensor.reshape(-1)[int(place * tensor.size)] = number
     return replace(context, tensors={**context.tensors, name: tensor})
@@ -35,7 +35,7 @@ def with_number(context, name, place, number):
     seed=st.integers(0, 9),
     data=st.data(),
 )
-def test_the_tensor_is_named(policy, dtype, tokens, seed, data):
+def test_a_tensor_with_non_finite_numbers_is_named(policy, dtype, tokens, seed, data):
     context = random_context(packing_without_graphs(policy, dtype), tokens, seed)
     assert impossible(context) is None
     floats = [name for name, tensor in context.tensors.items() if tensor.dtype.kind != "i"]
@@ -70,12 +70,12 @@ POSSIBLE = {
     "fp8": [(CODES_OF_8, 126), (CODES_OF_8, -2), (CODES_OF_8, -128), (SCALES, -10), (SCALES, 0)],
     "int4": [(CODES_OF_8, -128), (CODES_OF_8, -1), (SCALES, 6e-8), (MINIMA, 0.0), (MINIMA, -65504.0)],
 }
-"""What a vector's parts hold at most, or next to what they never hold."""
+"""The largest numbers that a vector's parts can hold, and numbers next to impossible ones."""
 
 
 @pytest.mark.parametrize("form", IMPOSSIBLE)
 @given(tokens=st.integers(1, 256), seed=st.integers(0, 9), data=st.data())
-def test_codes_that_no_vector_has_are_named(form, tokens, seed, data):
+def test_impossible_codes_are_refused_by_tensor(form, tokens, seed, data):
     context = random_context(packing_without_graphs("rocketkv-mt", kv_cache=form), tokens, seed)
     assert impossible(context) is None
 
@@ -93,7 +93,7 @@ def test_codes_that_no_vector_has_are_named(form, tokens, seed, data):
 
 @pytest.mark.parametrize("kind", CODES_OF_8)
 @given(code=st.sampled_from([0x77, 0x78, 0x7E, -9, -8, -2]), exponent=st.sampled_from([-10, -9]), data=st.data())
-def test_a_vector_of_fp8_that_reads_back_as_an_infinity_is_named(kind, code, exponent, data):
+def test_an_fp8_vector_that_reads_back_as_infinity_is_refused(kind, code, exponent, data):
     """Code 0x78 is 256, and byte 247 is 2^120; codes from -8 on are those with the sign."""
     context = random_context(packing_without_graphs("rocketkv-mt", kv_cache="fp8"), 20, 0)
     codes, exponents = context.tensors[f"{kind}.1"].copy(), context.tensors[f"{kind}_scale.1"].copy()
@@ -117,7 +117,7 @@ def test_keys_in_int8_and_values_in_int4_are_told_apart():
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
 @given(seed=st.integers(0, 99), spread=st.sampled_from([1e-30, 1e-3, 1.0, 1e3, 3e38]), data=st.data())
-def test_what_the_reference_stores_is_possible_unless_it_is_not_finite(form, seed, spread, data):
+def test_finite_vectors_are_never_stored_as_impossible_codes(form, seed, spread, data):
     vectors = (np.random.default_rng(seed).standard_normal((2, 5, 16)).clip(-1, 1) * spread).astype(np.float32)
     vectors[:, 1] = vectors[:, 1, :1]  # all channels alike
     vectors[:, 2] = 0
@@ -128,7 +128,7 @@ def test_what_the_reference_stores_is_possible_unless_it_is_not_finite(form, see
 
 
 def context_of_keys(vectors, form):
-    """A context of one cache with these keys, [G,n,D]."""
+    """Return a context of one cache with these keys, [G,n,D]."""
     context = random_context(packing_without_graphs("full"), 1, 0)
     parts = zip(("k.0", "k_scale.0", "k_minimum.0"), stored(vectors, VECTOR_FORMATS[form]), strict=False)
     return replace(context, tensors=dict(parts))
@@ -182,7 +182,7 @@ def test_a_file_with_nan_in_keys_is_refused(packing, poisoned, tmp_path, monkeyp
     assert "kvc-trt verify" in caught.value.hint
 
 
-def test_no_such_file_is_written(poisoned, tmp_path):
+def test_a_context_with_nan_in_keys_is_not_written(poisoned, tmp_path):
     with pytest.raises(InputError, match=HOLDS_NAN):
         write_context(tmp_path / "context", poisoned)
     assert not (tmp_path / "context").exists()

@@ -45,7 +45,7 @@ def state_of(session, row):
 
 
 def steps(session, count):
-    """Tokens and logits of every row, by row."""
+    """Return the tokens and logits of every row, by row."""
     seen = []
     for _ in range(count):
         tokens = {event.row: event.token_id for event in session.step()}

@@ -102,7 +102,7 @@ def test_a_truncated_file_is_refused(stored, place):
 
 @given(st.binary(max_size=300))
 @ANY_FILE
-def test_any_bytes_are_refused(tmp_path, content):
+def test_random_bytes_are_refused_as_a_context(tmp_path, content):
     (tmp_path / "any").write_bytes(content)
     with pytest.raises(InputError):
         read_context(tmp_path / "any", PACKING)
@@ -122,12 +122,12 @@ def sealed(path, document, tensors, **metadata):
 
 
 def parts(stored):
-    """The document and the tensors of a stored file."""
+    """Return the document and the tensors of a stored file."""
     file = SafetensorsFile(stored)
     return json.loads(file.metadata[DOCUMENT]), [(name, file.read(name)) for name in file.names()]
 
 
-def test_the_parts_make_the_same_file(stored):
+def test_a_context_file_resealed_from_its_parts_is_identical(stored):
     document, tensors = parts(stored)
     again = sealed(stored.with_name("again"), json.dumps(document, separators=(",", ":")), tensors)
     assert again.read_bytes() == stored.read_bytes()
@@ -155,7 +155,7 @@ def test_the_parts_make_the_same_file(stored):
         ({"more": 1}, "more"),
     ],
 )
-def test_a_document_that_is_not_as_it_should_be_is_refused(stored, change, words):
+def test_a_document_with_wrong_values_is_refused(stored, change, words):
     document, tensors = parts(stored)
     with pytest.raises(InputError, match=words) as caught:
         read_context(sealed(stored, {**document, **change}, tensors), PACKING)
@@ -171,7 +171,7 @@ def test_a_document_that_is_not_as_it_should_be_is_refused(stored, change, words
         ("9" * 5000, "not valid JSON"),
     ],
 )
-def test_a_document_that_is_no_document_is_refused(stored, document, words):
+def test_a_malformed_document_is_refused(stored, document, words):
     _, tensors = parts(stored)
     with pytest.raises(InputError, match=words):
         read_context(sealed(stored, document, tensors), PACKING)
@@ -240,7 +240,7 @@ def test_a_context_of_another_backends_engine_fits(tmp_path):
     assert read_context(tmp_path / "context", PACKING).fingerprint == made_by
 
 
-def test_other_safetensors_files_are_no_contexts(tmp_path):
+def test_other_safetensors_files_are_refused(tmp_path):
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(3)}, tmp_path / "weights")
@@ -248,7 +248,7 @@ def test_other_safetensors_files_are_no_contexts(tmp_path):
         read_context(tmp_path / "weights", PACKING)
 
 
-def test_padding_that_is_no_padding_is_refused(stored):
+def test_padding_that_is_not_blank_is_refused(stored):
     """Our writer never makes a whole line of it, and nobody reads it."""
     content = stored.read_bytes()
     length = int.from_bytes(content[:8], "little")

@@ -26,7 +26,7 @@ POLICIES = (*EVERY, "rocketkv, bounds in fp8", "quest, bounds in fp8")
 
 
 def taken(session):
-    """The context of PROMPT."""
+    """Return the context of PROMPT."""
     (row,) = session.add([Request(PROMPT, 1)])
     context = session.take(row)
     session.remove(row)
@@ -113,8 +113,8 @@ REFUSED = [(one, other) for one in (AUTO, *FORMATS) for other in (AUTO, *FORMATS
 
 
 @pytest.mark.parametrize(("mine", "found"), REFUSED)
-def test_a_context_in_another_format_is_refused_with_both(mine, found, tmp_path):
-    """As a file, as a prefix and as a handoff, before its state is read."""
+def test_a_context_in_another_format_is_refused_naming_both_formats(mine, found, tmp_path):
+    """Covers a file, a prefix and a handoff, each before its state is read."""
     packing, tokens = packing_of_format(mine), range(20)
     context = random_context(packing_of_format(found), 20, 0)
     said = f"has keys and values in format {found}; this engine has {mine}"
@@ -131,7 +131,7 @@ def test_a_context_in_another_format_is_refused_with_both(mine, found, tmp_path)
 
 
 def packing_of_format(form):
-    """The packing of an engine whose digests differ from those of other formats."""
+    """Return the packing of an engine whose digests differ from those of other formats."""
     packing = packing_without_graphs("rocketkv", kv_cache=form)
     digest = extended_digest(NO_TOKENS, form.encode())
     packing._fingerprint = replace(packing.fingerprint, parameters=digest, state=digest)

@@ -20,7 +20,7 @@ PACKING = packing_without_graphs("rocketkv")
 
 
 def handed(packing, length, seed=0):
-    """A context of random tensors, the tokens of its text, and its bytes in a piece of memory that is larger."""
+    """Return a context of random tensors, the tokens of its text, and its bytes in a piece of memory that is larger."""
     tokens = list(range(length))
     context = replace(random_context(packing, length, seed=seed), token_digest=extended_digest(NO_TOKENS, tokens))
     content = np.full(largest_handoff(packing) + 64, 0xAB, np.uint8)

@@ -37,7 +37,7 @@ def test_every_state_tensor_is_either_carried_or_rebuilt(policy, kv_cache):
     seed=st.integers(0, 9),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_unpacked_and_packed_again_is_the_same(policy, kv_cache, tokens, seed):
+def test_packing_an_unpacked_context_gives_the_same_bytes(policy, kv_cache, tokens, seed):
     packing = packing_without_graphs(policy, kv_cache=kv_cache)
     context = random_context(packing, tokens, seed)
     again = packing.pack(dict(packing.unpack(context)), context.cache_lengths, tokens)
@@ -46,7 +46,7 @@ def test_unpacked_and_packed_again_is_the_same(policy, kv_cache, tokens, seed):
         assert again[name].tobytes() == tensor.tobytes()
 
 
-def test_packed_state_besides_keys_and_values():
+def test_each_policy_packs_its_own_state_besides_keys_and_values():
     def kinds(policy, kv_cache=AUTO):
         packing = packing_without_graphs(policy, kv_cache=kv_cache)
         layout = packing.layout([9] * len(packing.limits.capacities), 9)
@@ -88,7 +88,7 @@ def test_state_stored_by_position_is_cut_to_the_text():
     assert found == {"k_whole": (2, 100, 8), "k_whole_scale": (2, 100, 1), "v_whole_minimum": (2, 100, 1)}
 
 
-def test_what_is_stored_by_slot_is_cut_to_the_slots_in_use():
+def test_state_stored_by_slot_is_cut_to_the_slots_in_use():
     """Only keys and values in contexts of `auto`, so that those of earlier versions still fit."""
     for policy, names in (("rocketkv", {"slot_positions"}), ("h2o", {"slot_positions", "scores"})):
         for kv_cache in CACHE_FORMATS:
@@ -112,7 +112,7 @@ def test_empty_slots_hold_the_fill_value():
     assert (row["bounds.0"][..., -1] == lowest).all()
 
 
-def test_the_fingerprint_of_an_engine(tiny_engine, tiny_arguments, tmp_path):
+def test_the_fingerprint_depends_on_weights_model_and_policy(tiny_engine, tiny_arguments, tmp_path):
     from kvc_trt.cli.main import run
 
     first = fingerprint_of(open_engine(tiny_engine))
@@ -147,7 +147,7 @@ def test_packings_know_the_tokens_kept_and_read():
     assert [policy for policy in kept if packings[policy].reads_everything] == ["full"]
 
 
-def test_contexts_of_before_still_fit():
+def test_digests_of_older_parameters_have_not_changed():
     """The digest of older parameters leaves out the fields that came later; these digests are in such files."""
     written = {"hybrid": "a98a3c8c63d67435", "h2o": "1a48b6281aecc8d4", "full": "ae20cc5fae2cb780"}
     assert {policy: digest_of(recorded(parameters_of(policy)))[:16] for policy in written} == written
@@ -162,7 +162,7 @@ def test_contexts_of_before_still_fit():
         assert recorded(dataclasses.replace(parameters, **{name: value}))[name] == value
 
 
-def test_contexts_of_models_of_before_still_fit():
+def test_digests_of_older_models_have_not_changed():
     """The digest of a model with Llama's parts is that of before models had parts; these digests are in such files."""
     written = {"llama3.1-8b": "5afc9f1c94159e57", "qwen3-8b": "4a2582e03b712625", "retrieval-tiny": "3dc07d59c75c1599"}
     assert {name: digest_of(recorded_model(load_preset(name).config))[:16] for name in written} == written

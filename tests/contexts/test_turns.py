@@ -32,7 +32,7 @@ def packing_of(policy: str, turns: bool) -> RowPacking:
 
 @pytest.mark.parametrize("policy", EVERY)
 @pytest.mark.parametrize("turns", [True, False], ids=["of-turns", "without-turns"])
-def test_a_context_fits_the_other_kind_where_the_tensors_are_the_same(policy, turns, tmp_path):
+def test_a_context_fits_engines_with_and_without_turns_if_tensors_agree(policy, turns, tmp_path):
     mine, other = packing_of(policy, turns), packing_of(policy, not turns)
     context = random_context(mine, 200, 0)
     write_context(tmp_path / "context", context)

@@ -17,7 +17,7 @@ PROMPT, REST = "<record> lamp scarlet tiger lagos eight", "<query> lamp scarlet 
 
 
 @pytest.mark.parametrize("policy", ["rocketkv", "full"])
-def test_an_engine_gives_them_if_it_is_asked_for(policy, tmp_path):
+def test_an_engine_built_with_all_logits_returns_them(policy, tmp_path):
     budget = {} if policy == "full" else {"token_budget": 64}
     build("retrieval-tiny", policy=policy, **budget, all_logits=True, verify=False, output=tmp_path / "engine").close()
     with Engine.open(tmp_path / "engine", threads=1) as engine:
@@ -36,7 +36,7 @@ def test_an_engine_gives_them_if_it_is_asked_for(policy, tmp_path):
         assert engine.generate(PROMPT).token_ids  # no row is left behind
 
 
-def test_others_say_how_to_build_one(tmp_path):
+def test_an_engine_without_all_logits_names_the_build_option(tmp_path):
     engine = build("retrieval-tiny", token_budget=64, verify=False, output=tmp_path / "engine")
     with engine:
         with pytest.raises(InputError, match="after the last token of a turn alone") as error:
@@ -53,7 +53,7 @@ def test_a_policy_without_turns_is_refused(tiny_arguments, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-llm"])
-def test_a_backend_without_them_is_refused(backend):
+def test_a_backend_without_all_logits_is_refused(backend):
     config = BuildConfig(model="tiny", backend=backend, weights="fp16", all_logits=True)
     with pytest.raises(InputError, match="all_logits: True is for --backend"):
         check_backend_settings(config, backends())

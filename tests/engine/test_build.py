@@ -30,7 +30,7 @@ def digests(engine):
 
 
 def error_of(capfd):
-    """The error line; asserts that there is exactly one, and no traceback."""
+    """Return the error line; asserts that there is exactly one, and no traceback."""
     lines = capfd.readouterr().err.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) == 1
@@ -95,7 +95,7 @@ def test_a_damaged_engine_is_not_up_to_date(tiny_engine, tiny_arguments, capfd):
     open_engine(tiny_engine)
 
 
-def test_force_does_not_delete_what_is_no_engine(tiny_arguments, tmp_path, capfd):
+def test_force_never_deletes_a_directory_that_is_no_engine(tiny_arguments, tmp_path, capfd):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("mine")
     assert run([*tiny_arguments, "-o", str(tmp_path / "home"), "--force"]) == 2
@@ -188,7 +188,7 @@ def test_a_disk_that_fills_up_at_the_end_keeps_the_old_engine(tiny_engine, tiny_
 
 
 def checkpoint(directory, tiny_model, change=None):
-    """A whole Hugging Face directory of the tiny model; `change(name, array)` may edit its tensors."""
+    """Return a whole Hugging Face directory of the tiny model; `change(name, array)` may edit its tensors."""
     from kvc_trt.models.sources.hugging_face import read_config
 
     shutil.copytree(tiny_model, directory)
@@ -207,7 +207,7 @@ def build_checkpoint(directory, output, *more):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_no_numbers_name_their_tensor(tiny_model, tmp_path, capfd, value):
+def test_nan_weights_are_refused_by_tensor(tiny_model, tmp_path, capfd, value):
     def spoil(name, array):
         if name == "model.layers.1.mlp.up_proj.weight":
             array[3, 5] = value
@@ -329,7 +329,7 @@ def test_a_model_too_large_for_fp32_names_the_ways_out(monkeypatch, tmp_path, ca
         (["--weights", "int4", "--random-weights", "-1"], "random_weights"),
     ],
 )
-def test_wrong_settings_are_named(tiny_arguments, tmp_path, capfd, arguments, message):
+def test_invalid_settings_are_refused_by_name(tiny_arguments, tmp_path, capfd, arguments, message):
     assert run([*tiny_arguments, *arguments, "-o", str(tmp_path / "engine")]) == 2
     assert message in error_of(capfd)
     assert not (tmp_path / "engine").exists()

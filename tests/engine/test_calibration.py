@@ -47,7 +47,7 @@ def test_measured_budgets_are_recorded_and_replayed(
 
 
 def _check_cosines(engine: Path, cosines: list[float], budgets: list[int]) -> None:
-    """What is recorded gives the budgets; a file without it, as earlier builds wrote, is as valid, one cut is not."""
+    """Check that the record gives the budgets. A file without one, as in earlier builds, is valid; a cut one is not."""
     assert all(-1 < one < 1 for one in cosines)
     assert list(squeeze(cosines, 128, share=DEFAULT_SHARE, minimum=32, maximum=512).budgets) == budgets
     path = engine / "config.json"

@@ -28,7 +28,7 @@ def flip(path, position):
 
 
 def fields_of(engine):
-    """What the manifest says, without its own digest."""
+    """Return the fields of the manifest, without its own digest."""
     fields = json.loads((engine / "manifest.json").read_bytes())
     del fields[SELF_DIGEST]
     return fields
@@ -192,7 +192,7 @@ def test_a_config_of_another_version_is_refused(tiny_engine):
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"{", b"\xff\xfe", b"[" * 100_000, b'{"version": NaN}'])
-def test_a_manifest_that_is_none_is_refused(tiny_engine, content):
+def test_a_malformed_manifest_is_refused(tiny_engine, content):
     (tiny_engine / "manifest.json").write_bytes(content)
     with pytest.raises(InputError):
         open_engine(tiny_engine)
@@ -218,7 +218,7 @@ def test_a_number_that_no_json_has_is_refused(tiny_engine, number, digest):
 
 @pytest.mark.parametrize("depth", [DEEPEST, 300])
 @pytest.mark.parametrize("name", ["manifest.json", "config.json"])
-def test_a_description_that_is_nested_too_deep_is_refused_before_its_canonical_form_is_made(tiny_engine, name, depth):
+def test_a_description_nested_too_deep_is_refused_before_it_is_made_canonical(tiny_engine, name, depth):
     content = b'{"version": "0.1.0", "target": ' + b"[" * depth + b"]" * depth + b"}"
     path = tiny_engine / name
     path.write_bytes(content)
@@ -231,7 +231,7 @@ def test_a_description_that_is_nested_too_deep_is_refused_before_its_canonical_f
 
 @pytest.mark.parametrize("kind", ["a directory", "a pipe", "a device", "17.0 MiB"])
 @pytest.mark.parametrize("name", ["manifest.json", "config.json"])
-def test_what_is_no_description_is_refused_at_once(tiny_engine, tmp_path, name, kind):
+def test_files_that_are_no_description_are_refused_at_once(tiny_engine, tmp_path, name, kind):
     path = tiny_engine / name
     path.unlink()
     if kind == "a directory":
@@ -336,7 +336,7 @@ def test_a_config_that_makes_no_sense_is_refused_even_with_right_digests(tiny_en
 
 
 @pytest.mark.parametrize("pages", [19, 24])
-def test_an_engine_from_before_its_pages_were_rounded_up_is_refused_with_the_command_that_rebuilds(tiny_engine, pages):
+def test_an_engine_with_unrounded_pages_is_refused_with_the_command_that_rebuilds(tiny_engine, pages):
     config = json.loads((tiny_engine / "config.json").read_bytes())
     (bounds,) = (entry for entry in config["kv_compression"]["state"] if entry["name"] == "bounds.1")
     expected = bounds["shape"][-1]

@@ -36,7 +36,7 @@ def build(model, **settings):
     return BuildConfig(**{"model": str(model), "random_weights": 0, "max_output_len": 32, **settings})
 
 
-def test_nothing_is_left_open(tiny_model):
+def test_a_resolved_build_has_a_value_for_every_setting(tiny_model):
     request = resolved(build(tiny_model))
     assert request.config.backend == "onnxruntime"
     assert request.config.weights == "fp32"

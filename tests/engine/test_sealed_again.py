@@ -30,7 +30,7 @@ FILES = ("config.json", "manifest.json")
 
 
 def written(document: Any) -> bytes:
-    """The canonical form, and what is nearest to it for numbers that have none."""
+    """Return the canonical form, and what is nearest to it for numbers that have none."""
     return json.dumps(document, sort_keys=True, indent=2).encode("ascii") + b"\n"
 
 
@@ -71,7 +71,7 @@ def read(path: Path) -> None:
 
 
 def refusal(engine: Path, name: str, document: dict[str, Any]) -> str | None:
-    """Why an engine with this document is refused; None if all works. Whatever else is raised reaches the test."""
+    """Return the reason why an engine with this document is refused; None if all works. Other errors reach the test."""
     write(engine, name, document)
     try:
         read(engine)
@@ -87,7 +87,7 @@ def descriptions(engine: Path) -> dict[str, dict[str, Any]]:
 
 
 def outcomes(engine: Path, every: int) -> Counter[str]:
-    """What becomes of each `every`-th mutation of each description."""
+    """Count the outcomes of each `every`-th mutation of each description."""
     whole, counted = descriptions(engine), Counter[str]()
     for name, document in whole.items():
         for path, value in list(mutations(document))[::every]:

@@ -100,7 +100,7 @@ def test_a_failed_first_stage_leaves_nothing():
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_is_named(code):
+def test_a_full_disk_is_reported(code):
     def full(path):
         path.write_text("half")
         raise OSError(code, os.strerror(code))
@@ -113,7 +113,7 @@ def test_a_full_disk_is_named(code):
     assert not entry().exists()
 
 
-def test_two_builds_of_the_same_inputs_do_not_meet():
+def test_a_second_build_of_the_same_inputs_is_refused_meanwhile():
     with Stages.open(DIGEST), pytest.raises(UnsupportedEnvironment, match="another process"), Stages.open(DIGEST):
         pass
     with Stages.open("1" * 64), Stages.open(DIGEST):
@@ -145,7 +145,7 @@ def test_a_build_finds_its_stages_however_the_clock_jumps(monkeypatch, jump):
         assert stages.receipts[0].seconds >= 0
 
 
-def test_what_a_wrong_clock_dated_into_the_future_is_dropped_a_week_after_it_was_seen(monkeypatch):
+def test_stages_dated_into_the_future_are_dropped_after_a_week(monkeypatch):
     with Stages.open(DIGEST) as stages:
         stages.run("weights", "w", write("heavy"))
     future = time.time() + 20 * YEAR

@@ -60,7 +60,7 @@ def test_policies_without_kernels_are_refused_with_the_backends_that_run_them(po
         ({"per_query_head": True}, "kernel for this form of the policy"),
     ],
 )
-def test_forms_of_a_policy_that_have_no_kernel(changes, missing):
+def test_forms_of_a_policy_without_a_kernel_name_what_is_missing(changes, missing):
     parameters = replace(parameters_of("rocketkv"), **changes)
     for backend in WITH_KERNELS:
         assert backends()[backend].missing(parameters, LLAMA.num_hidden_layers) == missing

@@ -107,7 +107,7 @@ def test_only_directories_are_replaced(tmp_path, kind):
     assert target.exists()
 
 
-def test_leftovers_of_killed_builds_go_and_those_of_running_ones_stay(tmp_path):
+def test_leftovers_of_killed_builds_are_removed_and_running_ones_kept(tmp_path):
     (tmp_path / ".a.tmp-deaddeaddeaddead").mkdir()
     (tmp_path / ".a.tmp-deaddeaddeaddead" / "weights.safetensors").write_text("half")
     (tmp_path / ".b.tmp-other").mkdir()

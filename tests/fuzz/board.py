@@ -30,7 +30,7 @@ class Board(ctypes.Structure):
 
 
 def mapped(path: Path) -> Board:
-    """The board in a file, which is made where there is none."""
+    """Return the board in a file, which is made where there is none."""
     size = ctypes.sizeof(Board)
     if not path.exists():
         path.write_bytes(bytes(size))

@@ -33,7 +33,7 @@ _RECORDS_WITHIN = 300.0
 
 @dataclass
 class Result:
-    """What became of the inputs of one kind."""
+    """The results of the inputs of one kind."""
 
     kind: str
     inputs: int = 0
@@ -47,10 +47,10 @@ class Result:
     seconds: float = 0.0
     compared: int = 0
     only_ours: dict[str, int] = field(default_factory=dict)
-    """Why another reader refuses what ours accepts, and how often."""
+    """Reasons why another reader refuses inputs that ours accepts, with their counts."""
     findings: list[dict[str, Any]] = field(default_factory=list)
     left_out: str | None = None
-    """Why the kind was not tried."""
+    """The reason why the kind was not tried."""
 
     def as_json(self) -> dict[str, Any]:
         found = {name: value for name, value in asdict(self).items() if value not in (None, [], {})}
@@ -60,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long each kind is tried, and from where on."""
+    """The time for each kind, and the first input."""
 
     seconds: float
     seed: int
@@ -168,7 +168,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _why(folder: Path) -> str:
-    """The end of what the worker said."""
+    """Return the end of what the worker said."""
     return (folder / "stderr.log").read_text(errors="replace").strip()[-2000:]
 
 

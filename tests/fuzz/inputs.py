@@ -22,12 +22,12 @@ class Inputs:
 
     @property
     def valid(self) -> int:
-        """How many seeds there are; all of them must be accepted."""
+        """The number of seeds; all of them must be accepted."""
         return len(self._seeds)
 
     @property
     def whole(self) -> int:
-        """How many inputs come first that nothing has spoiled: seeds and specimens."""
+        """The number of unspoiled inputs, which come first: seeds and specimens."""
         return len(self._whole)
 
     def __getitem__(self, number: int) -> bytes:

@@ -16,17 +16,17 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from tests.fuzz.mutation.raw import RAW
 
 Mutator: TypeAlias = Callable[[Random, bytes, Sequence[bytes]], bytes]
-"""From a source of chance, an input and all seeds to another input."""
+"""A function from a source of chance, an input and all seeds to another input."""
 
 
 class Comparison(NamedTuple):
-    """What another reader made of an input that ours accepts."""
+    """The outcome of another reader for an input that ours accepts."""
 
     same: bool
     refused: str = ""
-    """Why the other refuses it, where it does: a reason that many inputs share, not their bytes."""
+    """The other reader's reason for refusing it, if it does: one that many inputs share, not their bytes."""
     difference: str = ""
-    """Where both accept it and do not mean the same: what differs."""
+    """The difference in meaning, if both accept it."""
 
 
 SAME = Comparison(same=True)
@@ -44,7 +44,7 @@ class Kind(ABC):
     native: ClassVar[bool] = False
     """True if compiled code reads the input, which can end the process."""
     needs: ClassVar[str | None] = None
-    """Where the kind has seeds only if something was compiled before: what, for whoever sees that it was left out."""
+    """For a kind that has seeds only after a compilation: the part to compile, named where the kind is left out."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ class Kind(ABC):
 
 
 def kinds() -> dict[str, type[Kind]]:
-    """Every kind by name, in the order of the files' names."""
+    """Return every kind by name, in the order of the files' names."""
     folder = Path(__file__).parent / "kinds"
     found: dict[str, type[Kind]] = {}
     for module in sorted(pkgutil.iter_modules([str(folder)]), key=lambda module: module.name):

@@ -67,5 +67,5 @@ def _waited(child: int, seconds: float) -> str:
 
 
 def crash_key(status: int) -> str:
-    """The key of a process that a signal ended."""
+    """Return the key of a process that a signal ended."""
     return f"crash by {signal.Signals(os.WTERMSIG(status)).name}"

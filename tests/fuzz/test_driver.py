@@ -63,7 +63,7 @@ def test_a_valid_input_must_be_accepted(tmp_path):
     assert [finding["key"] for finding in campaign(Strict, tmp_path).findings] == ["valid input 0 is refused"]
 
 
-def test_what_only_ours_accepts_is_counted_by_its_reason(tmp_path):
+def test_inputs_that_only_ours_accepts_are_counted_by_reason(tmp_path):
     result = campaign(Different, tmp_path, inputs=3)
     assert (result.compared, result.only_ours) == (3, {"a question": 1})
 

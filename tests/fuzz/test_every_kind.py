@@ -22,7 +22,7 @@ def spent() -> float:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", kinds())
-def test_no_input_does_harm(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_fuzzed_input_is_accepted_or_refused_cleanly(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "fuzz-short" / name
     folder.mkdir(parents=True)
     kind = kinds()[name](folder)

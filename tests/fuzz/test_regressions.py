@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_it_is_accepted_or_refused_in_one_line(path: Path, made) -> None:
+def test_a_former_defect_is_accepted_or_refused_in_one_line(path: Path, made) -> None:
     kind, content = made(path.parent.name), path.read_bytes()
     if kind.native:  # it may end the process
         assert verdict_key_in_child(kind, content) == ""

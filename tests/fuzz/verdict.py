@@ -31,7 +31,7 @@ class TooLong(BaseException):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one input."""
+    """The verdict on one input."""
 
     kind: str
     """accepted, refused or bad."""
@@ -40,7 +40,7 @@ class Verdict:
     peak: int
     """Bytes by which the input raised the process's peak."""
     key: str = ""
-    """What all bad inputs of one defect share: the exception and the innermost line of kvc_trt."""
+    """The exception and the innermost line of kvc_trt, which all bad inputs of one defect share."""
     message: str = ""
     comparison: Comparison | None = None
 
@@ -86,7 +86,7 @@ def waited(process: int | Literal["self"] = "self") -> float:
 
 
 def _unfit(error: KvcError) -> str:
-    """Why an error must not be printed as it is; empty if it may."""
+    """Return the reason why an error must not be printed as it is; empty if it may."""
     texts = (str(error), error.hint or "")
     if any(len(text) > LONGEST_MESSAGE for text in texts):
         return "message too long"
@@ -94,7 +94,7 @@ def _unfit(error: KvcError) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of kvc_trt: file, line and function."""
+    """Return the innermost line of kvc_trt: file, line and function."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = Path(frame.filename)

@@ -17,7 +17,7 @@ TURNS = ((1, 40, 9, 1, 30), (33, 1, 60, 8, 2))
 
 
 def parameters_of(policy: str) -> PolicyParameters:
-    """The policy with two pool kernels, which its turns reach too: from 64 tokens on the wider one."""
+    """Return the policy with two pool kernels, which its turns reach too: from 64 tokens on the wider one."""
     numbers = {"max_conversation_len": 450, "window": 8, "pool_kernel": 15, "by_length": True}
     return replace(resolve(policy, **numbers), long_prompt=64, short_pool_kernel=5)
 
@@ -45,7 +45,7 @@ def test_rows_of_every_length_equal_the_reference(tmp_path, policy: str) -> None
         ]
 
 
-def test_the_graphs_look_a_row_up_once(tmp_path) -> None:
+def test_each_compacting_graph_has_one_table_of_budgets_by_length(tmp_path) -> None:
     """One table of lengths in each graph that compacts, whatever the number of layers; none where rows are alike."""
     rule = parameters_of("rocketkv")
     engine = make_small_engine(tmp_path, rule, turns=True)

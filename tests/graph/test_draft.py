@@ -97,13 +97,13 @@ def test_a_pass_is_its_tokens_steps_with_the_same_choices(drafts, policy):
     policy=st.sampled_from(["rocketkv", "hybrid", "quest", "sparq"]),
     seed=st.integers(0, 99),
 )
-def test_any_rows_at_any_place_of_a_page(drafts, lengths, steps_before, policy, seed):
+def test_drafts_equal_steps_for_random_rows_and_places_in_a_page(drafts, lengths, steps_before, policy, seed):
     tokens = np.random.default_rng(seed).integers(2, 97, (TOKENS, len(lengths)))
     compare(drafts(policy), prompts_of(*lengths, seed=seed), tokens, steps_before)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_other_formats(drafts, precision):
+def test_fp16_and_int8_passes_stay_near_steps(drafts, precision):
     draft = drafts("rocketkv", precision)
     tokens = np.random.default_rng(3).integers(2, 97, (TOKENS, 2))
     engine, prompts = draft.engine, prompts_of(240, 37)
@@ -115,7 +115,7 @@ def test_other_formats(drafts, precision):
         np.testing.assert_allclose(found["logits"][number], result["logits"], atol=2e-2, rtol=0)
 
 
-def test_layers_of_their_own_size_and_skipped_ones(drafts):
+def test_drafts_with_a_skipped_layer_equal_steps(drafts):
     tokens = np.random.default_rng(3).integers(2, 97, (TOKENS, 2))
     compare(drafts("rocketkv", skip_layers=1), prompts_of(240, 37), tokens)
 

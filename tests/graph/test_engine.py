@@ -38,7 +38,7 @@ def test_reduced_precision_follows_the_reference_on_its_own_weights(make_engine,
 
 
 @pytest.mark.parametrize("policy", [*EVICTING, *QUERY_AGNOSTIC])
-def test_compression_is_active(make_engine, policy):
+def test_long_prompts_are_compressed_and_short_ones_are_not(make_engine, policy):
     engine = make_engine(policy)
     results = list(roll(engine, prompts_of(250, 20)))
     assert (results[0]["cache_lengths"][:, 0] == engine.parameters.prompt_budget).all()

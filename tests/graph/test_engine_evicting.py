@@ -89,7 +89,7 @@ def test_logits_and_what_stays_equal_the_reference(make_engine, name):
         ("qwen3", "streaming-llm"), ("yarn", "streaming-llm"), ("qwen2", "h2o"), ("longchat", "h2o"), ("qwen3", "tova"),
     ],
 )  # fmt: skip
-def test_other_families(make_engine, family, policy):
+def test_other_model_families_equal_the_reference(make_engine, family, policy):
     changes = {"positions": "cache"} if policy == "streaming-llm" else {}
     engine = make_engine(policy, model=FAMILIES[family], max_output_len=40, **changes)
     prompts = prompts_of(60, 33)

@@ -208,7 +208,7 @@ def test_reduced_precision_is_near_the_reference(tmp_path, precision):
     turns=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4),
     steps=st.integers(0, 2),
 )
-def test_any_conversation(engines, policy, prompts, turns, steps):
+def test_random_conversations_equal_the_reference(engines, policy, prompts, turns, steps):
     engine = engines(policy)
     for result, logits, cache in conversation(engine, prompts_of(*prompts), tuple(turns), steps):
         check(engine, result, logits, cache)

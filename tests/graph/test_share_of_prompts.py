@@ -11,7 +11,7 @@ LENGTHS, TURNS = (250, 60, 9, 3), ((1, 40, 9, 30),)
 
 
 @pytest.mark.parametrize("policy", ["snapkv", "snapkv-gqa"])
-def test_rows_keep_their_own_share(tmp_path, policy: str) -> None:
+def test_each_row_keeps_its_own_share_of_its_prompt(tmp_path, policy: str) -> None:
     rule = resolve(policy, token_budget="20%", max_conversation_len=450, window=8, pool_kernel=5)
     engine = make_small_engine(tmp_path, rule, turns=True)
     stored = []

@@ -66,14 +66,14 @@ def engine_of(policy: str, directory: str, **changes: Any) -> SmallEngine:
 
 
 def calibrated(policy: str, budgets: list[int], directory: str) -> SmallEngine:
-    """An engine of another path: each layer's cache is allocated at its own size."""
+    """Return an engine of another path: each layer's cache is allocated at its own size."""
     settings_of = {"layer_budget": "squeeze", "layer_budgets": budgets}
     rule = parameters_of(policy, MODEL, max_output_len=64, **settings_of)
     return make_small_engine(Path(directory), rule, model=MODEL)
 
 
 def greedy(engine: SmallEngine, prompts: list[np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Tokens [steps,B] and the state after them."""
+    """Return the tokens [steps,B] and the state after them."""
     state = engine.prefill(prompts)
     lengths, places = state["cache_lengths"], np.array([len(prompt) for prompt in prompts])
     tokens = []

@@ -24,7 +24,7 @@ from tests.small_model import SMALL
 
 pytestmark = pytest.mark.slow
 SHARE = 0.1
-"""Of the change that the format makes to logits: what the two sides may differ by."""
+"""Allowed difference between the two sides, as a share of the format's own change to logits."""
 
 
 @pytest.mark.one_in(3)

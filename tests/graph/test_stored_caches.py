@@ -65,7 +65,7 @@ def prefilled(weights, parameters, *, turns=False):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), CASES)
-def test_what_auto_keeps_is_stored_in_the_format(policy, form, weights):
+def test_a_format_stores_the_tokens_that_auto_keeps(policy, form, weights):
     parameters = parameters_of(policy)
     exact, _ = prefilled(weights, parameters)
     found, state = prefilled(weights, replace(parameters, kv_cache=form))

@@ -45,7 +45,7 @@ def written(directory, model=LLAMA, weights="fp32", source=None, progress=None):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("precision", [kind for kind in PRECISIONS if kind != "fp8"])
-def test_reads_back_as_a_complete_weight_source(tmp_path, family, precision):
+def test_a_weight_file_reads_back_as_a_complete_source(tmp_path, family, precision):
     model = FAMILIES[family]
     source, stored = RandomWeights(model, 0), EngineWeights(written(tmp_path, model, precision))
     check_weights(model, stored)

@@ -1,4 +1,4 @@
-"""What the tests of hostile input share."""
+"""Fixtures for the tests of hostile input."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ PROMPT = "<record> lamp scarlet tiger lagos eight <query> lamp"
 
 @dataclass
 class Found:
-    """What became of the trials."""
+    """The findings of the trials."""
 
     refused: Counter[str] = field(default_factory=Counter)
     harmless: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """The figures."""
+        """Return the figures."""
         counted = {"refused": self.refused.total(), "harmless": self.harmless.total(), "wrong": len(self.wrong)}
         return {**counted, "refused_by": self.refused, "harmless_by": self.harmless, "examples": self.wrong[:20]}
 

@@ -10,7 +10,7 @@ import pytest
 from tests.hostile.faults.moments import spread
 
 
-def test_commands_survive_what_happens_to_them():
+def test_commands_survive_injected_faults():
     command = [sys.executable, "-m", "tests.hostile.faults", "--short"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -18,5 +18,5 @@ def test_commands_survive_what_happens_to_them():
 
 
 @pytest.mark.parametrize(("count", "wanted", "moments"), [(3, 5, [1, 2, 3]), (9, 3, [1, 5, 9]), (7, 1, [7])])
-def test_moments_reach_from_the_first_to_the_last(count, wanted, moments):
+def test_fault_moments_are_spread_from_the_first_to_the_last(count, wanted, moments):
     assert spread(count, wanted) == moments

@@ -1,4 +1,4 @@
-"""What is hashed of an engine is what is loaded, whatever happens to its files between the check and the load."""
+"""The bytes of an engine that are hashed are the bytes that are loaded, whatever happens to its files in between."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_sealed_copy_cannot_be_written(engine_dir):
         os.truncate(f"/proc/self/fd/{file.descriptor}", 0)
 
 
-def test_without_sealed_memory_it_says_so(engine_dir, monkeypatch):
+def test_a_system_without_sealed_memory_is_refused_by_name(engine_dir, monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(UnsupportedEnvironment, match="no memory that can be sealed"):
         Engine.open(engine_dir, sealed=True)
@@ -244,7 +244,7 @@ def test_weights_that_are_cut_short_under_a_running_engine_end_in_one_line(threa
 
 
 @needs_linux
-def test_another_bus_error_stays_what_it_is(tmp_path):
+def test_a_bus_error_outside_engine_files_ends_the_process_as_usual(tmp_path):
     code = """
 import mmap, os, sys
 from kvc_trt.files.lost import report_lost_files

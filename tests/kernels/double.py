@@ -50,7 +50,7 @@ OPERATION(kvc_rotated_dense_attention, KvcRotatedDenseAttentionParams)
 
 
 def compiler() -> str:
-    """A C compiler; the kernels' tests need one anyway."""
+    """Return a C compiler; the kernels' tests need one anyway."""
     found = shutil.which("cc") or shutil.which("gcc")
     assert found, "these tests compile C: install gcc"
     return found

@@ -71,7 +71,7 @@ def test_a_step_passes_sizes_and_addresses(dtype, number, double, calls):
 
 
 def strided(tensor):
-    """A tensor with the same values that takes every second element of a larger one."""
+    """Return a tensor with the same values that takes every second element of a larger one."""
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
@@ -214,7 +214,7 @@ def test_the_emulation_refuses_a_field_by_its_name(emulation):
     assert math.isnan(case.k_cache[0, 0, 30, 0].item()), "a refused step has written"
 
 
-def test_a_call_like_one_before_passes_its_own_addresses(double, calls):
+def test_a_repeated_call_passes_its_own_addresses(double, calls):
     """Shapes and numbers were checked by the first one: the others differ in addresses alone."""
     cases = [step_case(lengths=[30, 7], capacity=40, page=3, top_r=5, top_k=9, token_budget=11) for _ in range(2)]
     passed, outputs = [], []
@@ -235,7 +235,7 @@ def test_a_call_like_one_before_passes_its_own_addresses(double, calls):
 
 
 @pytest.mark.parametrize("wrong", ["shared", "shape", "type", "number", "strides"])
-def test_a_call_like_one_before_is_still_checked(wrong, double, calls):
+def test_a_repeated_call_is_still_checked(wrong, double, calls):
     case = step_case(lengths=[30, 7], capacity=40, page=3, top_r=5, top_k=9, token_budget=11)
     double.hybrid_attention(**case.arguments())
     before, given = calls.count.value, case.arguments()

@@ -18,23 +18,23 @@ def path(double):
     return double.path
 
 
-def test_without_any_there_is_none():
+def test_no_library_is_loaded_by_default():
     assert loading.library_path() is None
     assert loading.current_library() is None
 
 
-def test_the_environment_names_one(path, monkeypatch):
+def test_the_environment_variable_names_the_library(path, monkeypatch):
     monkeypatch.setenv(loading.VARIABLE, str(path))
     assert loading.library_path() == (path, "KVC_TRT_KERNELS")
     assert loading.current_library().path == path
 
 
-def test_the_package_may_carry_one(path, monkeypatch):
+def test_a_library_in_the_package_is_found(path, monkeypatch):
     monkeypatch.setattr(loading, "PACKAGED", path)
     assert loading.library_path() == (path, "part of the package")
 
 
-def test_the_callers_choice_wins_and_ends_with_its_block(path, monkeypatch, tmp_path):
+def test_use_library_overrides_the_environment_within_its_block(path, monkeypatch, tmp_path):
     monkeypatch.setenv(loading.VARIABLE, str(tmp_path / "unused.so"))
     other = compile_double(tmp_path)
     with use_library(path) as outer:
@@ -64,7 +64,7 @@ def test_a_missing_library_is_an_error_and_not_the_reference(monkeypatch, tmp_pa
         loading.current_library()
 
 
-def test_the_doctor_knows_the_library(path, monkeypatch, tmp_path):
+def test_doctor_names_the_kernel_library(path, monkeypatch, tmp_path):
     def versions() -> dict[str, str]:
         return backend("torch").probe().versions
 
@@ -80,7 +80,7 @@ def test_the_doctor_knows_the_library(path, monkeypatch, tmp_path):
     assert "kernel library" not in versions().get("runs on", "")
 
 
-def test_pytorch_is_imported_by_who_needs_it():
+def test_kernels_and_registry_do_not_import_pytorch():
     code = (
         "import sys, kvc_trt.kernels, kvc_trt.backends.registry as found, kvc_trt.cli.commands.verify;"
         "found.backends();"

@@ -18,7 +18,7 @@ from tests.plugins_cuda.test_rotated_attention import unrotated
 
 
 def finite(case):
-    """The step with zeros instead of NaN past a row's end: opcheck compares results, and NaN equals nothing."""
+    """Return the step with zeros instead of NaN past a row's end: opcheck compares results, and NaN equals nothing."""
     case.k_cache.nan_to_num_(), case.v_cache.nan_to_num_()
     return case
 

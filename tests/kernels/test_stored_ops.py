@@ -72,7 +72,7 @@ def test_steps_store_a_token_and_read_what_is_stored(ops, form, size, dtype, fp8
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_step_that_rotates_stores_the_rotated_token(ops, form):
-    steps.test_a_step_that_rotates_its_token(ops, form)
+    steps.test_a_step_that_rotates_stores_the_rotated_token(ops, form)
 
 
 @FP8
@@ -87,9 +87,9 @@ def test_a_key_that_is_not_finite_spoils_its_page_alone(ops, form, fp8):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
 def test_compactions_store_survivors_once(ops, form, size, dtype, fp8):
-    """Of a prompt after exact votes; after a turn codes move, and votes read them."""
-    turns.test_compaction(ops, form, size, dtype, fp8)
-    turns.test_compaction_after_a_turn(ops, form, size, dtype, fp8)
+    """Covers a prompt after exact votes, and a turn, after which codes move and votes read them."""
+    turns.test_compaction_chooses_by_exact_keys_and_stores_codes(ops, form, size, dtype, fp8)
+    turns.test_compaction_after_a_turn_votes_on_stored_keys_and_moves_codes(ops, form, size, dtype, fp8)
 
 
 @FP8
@@ -176,7 +176,7 @@ VALUES = st.one_of(
     power=st.integers(-140, 90), seed=st.integers(0, 10_000), some=st.lists(VALUES, max_size=5),
     dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
-def test_parts_are_those_of_the_reference(form, size, power, seed, some, dtype):
+def test_stored_parts_have_the_bits_of_the_reference(form, size, power, seed, some, dtype):
     """Bit for bit, and so is what is read of them; a vector that is not finite is NaN in all channels."""
     vector = VECTOR_FORMATS[form]
     exact = torch.randn(3, 2, size, generator=torch.Generator().manual_seed(seed)) * 2.0**power

@@ -103,14 +103,14 @@ def test_its_own_ranking_proves_a_near_tie(built):
     assert can_judge([built.parameters])
 
     def judged(kept: Mapping[int, np.ndarray]) -> IndexComparison:
-        """The verdict on what an executor says that it kept."""
+        """Return the verdict on what an executor says that it kept."""
         chosen = {cache: [lists] for cache, lists in kept.items()}
         found = replay(given, chosen, Judging(thresholds_for("fp32").choice_slack)).explained
         assert found is not None
         return found
 
     def exchanged(token: int) -> IndexComparison:
-        """The verdict where a copy of `token` has left its place to a copy of the shorter one."""
+        """Return the verdict where a copy of `token` has left its place to a copy of the shorter one."""
         lists = own[0][0].copy()
         out = taken[PROMPT[taken] == token][0]
         lists[0, 0] = np.sort([*taken[taken != out], left[-1]])

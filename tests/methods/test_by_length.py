@@ -37,7 +37,7 @@ def resolved(policy: str = "rocketkv", budget: int = 512, n: int = 131_072 - 128
         (130_944, 8064, 2891),  # S = 131072: c = 256, a = 0.68, 131072 / 43.411 = 3019.3
     ],
 )
-def test_budgets_by_hand(n: int, even: int, adaptive: int) -> None:
+def test_budgets_match_hand_computed_values(n: int, even: int, adaptive: int) -> None:
     assert resolved("rocketkv-v1").kept_of(n) == even
     assert resolved("rocketkv").kept_of(n) == resolved("snapkv++").kept_of(n) == adaptive
 
@@ -86,7 +86,9 @@ def test_a_kernel_that_is_given_holds_for_every_prompt(policy: str) -> None:
     st.sampled_from(FAMILY), st.integers(64, 600), st.integers(1, 3000), st.integers(1, 700), st.integers(1, 64)
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_what_holds_at_every_length(policy: str, budget: int, longest: int, new: int, window: int) -> None:
+def test_budgets_keep_their_invariants_at_every_length(
+    policy: str, budget: int, longest: int, new: int, window: int
+) -> None:
     try:
         found: PolicyParameters = resolved(policy, budget, longest, new, window=window)
     except InputError as error:
@@ -121,13 +123,13 @@ def test_a_longer_conversation_does_not_compress_prompts_more(policy: str) -> No
 @pytest.mark.parametrize(
     "more", [{"prompt_budget": 1024}, {"layer_budget": "squeeze"}, {"layer_budget": "squeeze-online"}]
 )
-def test_what_sets_one_budget_for_all_prompts_excludes_it(more: dict[str, Any]) -> None:
+def test_settings_of_one_budget_for_all_prompts_exclude_by_length(more: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="by_length derives the prompt budget from each prompt's length"):
         resolved(**more)
     assert not resolved(**more, by_length=None).by_length
 
 
-def test_other_policies_know_no_lengths() -> None:
+def test_policies_without_by_length_refuse_it() -> None:
     with pytest.raises(InputError, match="policy snapkv-gqa has no by_length"):
         resolved("snapkv-gqa")
 

@@ -35,7 +35,9 @@ def retrieval_heads(parameters: PolicyParameters) -> int:
         (640, 0, 640, (128, 512)),
     ],
 )
-def test_golden_values(budget: int, heads: int, mean: float, streaming: tuple[int, int]) -> None:
+def test_heads_and_slots_match_the_golden_values(
+    budget: int, heads: int, mean: float, streaming: tuple[int, int]
+) -> None:
     """256 KV heads, a sequence of 32,768 tokens."""
     parameters = resolved(budget)
     assert retrieval_heads(parameters) == heads
@@ -83,7 +85,7 @@ def test_recent_tokens_are_what_other_sinks_leave() -> None:
     assert resolved(512, sinks=200).recent == 312
 
 
-def test_a_pattern_file(tmp_path: Path) -> None:
+def test_a_pattern_file_is_read_and_clipped_to_0_and_1(tmp_path: Path) -> None:
     path = tmp_path / "pattern.tsv"
     path.write_text("0.5\t1.02\n-0.01\t1e-3\n")
     assert read_head_pattern(path) == ((0.5, 1.0), (0.0, 0.001))
@@ -93,7 +95,7 @@ def test_a_pattern_file(tmp_path: Path) -> None:
     ("content", "message"),
     [("0.1\tx\n", "line 1: 'x'; expected a number"), ("nan\n", "line 1: 'nan'"), (None, "cannot read")],
 )
-def test_a_pattern_file_that_is_none(tmp_path: Path, content: str | None, message: str) -> None:
+def test_an_invalid_pattern_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "pattern.tsv"
     if content is not None:
         path.write_text(content)
@@ -110,7 +112,7 @@ def test_a_pattern_file_that_is_none(tmp_path: Path, content: str | None, messag
         ((*PATTERN[:-1], (2.0,) * 8), "a score is 2.0"),
     ],
 )
-def test_patterns_that_do_not_fit_the_model(scores: Any, message: str) -> None:
+def test_patterns_that_do_not_fit_the_model_are_refused(scores: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolve(
             "duo-attention", model=LLAMA, token_budget=1024, max_input_len=32640, max_output_len=128, head_scores=scores

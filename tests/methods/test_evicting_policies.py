@@ -31,7 +31,9 @@ def resolved(policy: str, budget: int = 256, n: int = 32640, new: int = 128, **m
         ("h2o", {"recent": 200}, (257, 0, 200)),
     ],
 )
-def test_slots_and_shares(policy: str, settings: dict[str, int], numbers: tuple[int, int, int]) -> None:
+def test_capacity_sinks_and_recent_tokens_follow_from_the_settings(
+    policy: str, settings: dict[str, int], numbers: tuple[int, int, int]
+) -> None:
     found = resolved(policy, **settings)
     assert (found.capacity, found.sinks, found.recent) == numbers
     assert found.evicts_while_decoding

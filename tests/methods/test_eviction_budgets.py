@@ -51,7 +51,9 @@ def test_without_groups_snapkv_keeps_as_much_as_with_them() -> None:
         (128, 32, 1, 4096, (128,)),
     ],
 )
-def test_pyramids_by_hand(mean: int, window: int, layers: int, prompt: int, budgets: tuple[int, ...]) -> None:
+def test_pyramid_budgets_match_hand_computed_values(
+    mean: int, window: int, layers: int, prompt: int, budgets: tuple[int, ...]
+) -> None:
     assert layer_budgets(mean, window, layers, prompt) == budgets
 
 

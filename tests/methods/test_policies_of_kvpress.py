@@ -49,7 +49,7 @@ def test_tova_holds_one_slot_more_than_its_budget_and_a_position_for_each() -> N
     assert per_slot == 2 * 2 * 128 + 4
 
 
-def test_settings_are_taken() -> None:
+def test_settings_reach_the_parameters() -> None:
     found = resolved("expected-attention", sinks=0, future_positions=64, skip_layers=2)
     assert (found.sinks, found.future_positions, found.skip_layers) == (0, 64, 2)
     skipped, others = (found.groups(layer)[0].parameters for layer in (1, 2))
@@ -84,7 +84,7 @@ def test_a_prompt_as_short_as_the_sinks_can_be_served() -> None:
 
 
 @pytest.mark.parametrize(("policy", "least"), [("keydiff", 1), ("expected-attention", 5), ("tova", 1)])
-def test_layers_may_differ(policy: str, least: int) -> None:
+def test_layers_may_have_budgets_of_their_own(policy: str, least: int) -> None:
     """A layer's least budget is the part that its eviction protects, not a window that it does not use."""
     assert smallest_budget(resolved(policy)) == least
     budgets = [least, *[2 * 384 - least] * 31]
@@ -110,5 +110,5 @@ def test_layers_may_differ(policy: str, least: int) -> None:
         ("snapkv-gqa", "384 prompt tokens kept of each KV head, 512 slots (window 32, pool kernel 7)"),
     ],
 )
-def test_one_line_says_what_stays(policy: str, words: str) -> None:
+def test_one_line_describes_the_kept_tokens(policy: str, words: str) -> None:
     assert words in describe_parameters(resolved(policy))

@@ -50,7 +50,7 @@ def test_a_conversation_has_the_positions_that_are_asked_for(policy: str, budget
     assert resolved(policy, None if policy == "full" else budget, **more).max_sequence_len == 32768
 
 
-def test_the_halves_of_rocketkv() -> None:
+def test_snapkv_and_hybrid_have_rocketkvs_numbers_of_their_stage() -> None:
     rocket, snap, pages = (resolved(policy) for policy in ("rocketkv", "snapkv++", "hybrid"))
     assert (snap.capacity, snap.prompt_budget, snap.pool_kernel) == (3191, 3063, rocket.pool_kernel)
     assert (snap.prompt_eviction, snap.decode_selection) == (rocket.prompt_eviction, "dense")
@@ -87,7 +87,7 @@ def test_snapkv_spends_the_budget_on_eviction_alone() -> None:
         (LONGCHAT, 12_000, 511), (replace(LONGCHAT, num_key_value_heads=8), 12_000, 63),
     ],
 )  # fmt: skip
-def test_automatic_pool_kernel(model: ModelConfig, n: int, kernel: int) -> None:
+def test_the_automatic_pool_kernel_depends_on_model_and_length(model: ModelConfig, n: int, kernel: int) -> None:
     assert resolved(model=model, n=n).pool_kernel == kernel
     assert resolved("rocketkv-v1", model=model, n=n, pool_kernel="auto").pool_kernel == kernel
     assert resolved("rocketkv-v2", model=model, n=n).pool_kernel == 63
@@ -194,7 +194,7 @@ def resolved_or_skip(budget: int, n: int, new: int, split: str) -> PolicyParamet
         raise
 
 
-def test_the_table_of_policies() -> None:
+def test_every_policy_in_the_table_resolves_as_described() -> None:
     assert NAMES[:3] == ["full", "rocketkv", "rocketkv-v1"]
     for one in describe():
         found = resolved(one.name, 512)  # duo-attention: no retrieval head, and so no pattern

@@ -67,12 +67,12 @@ class StoredFp8:
 
 
 def fp8_source(config: ModelConfig, **options: str) -> Fp8Source:
-    """An opened fp8 checkpoint."""
+    """Return an opened fp8 checkpoint."""
     return Fp8Source(StoredFp8(config, **options))
 
 
 def fp8_directory(directory: Path, config: ModelConfig, fields: dict[str, Any], **options: str) -> Path:
-    """The directory of an fp8 checkpoint; `fields` are those of config.json."""
+    """Return the directory of an fp8 checkpoint; `fields` are those of config.json."""
     stored = StoredFp8(config, **options)
     plans = [
         TensorPlan(name, stored.dtype(name), stored.shape(name), lambda name=name: stored.read(name))

@@ -162,7 +162,7 @@ class Int4Checkpoint:
         return "int4"
 
     def written(self, directory: Path, fields: dict[str, Any]) -> Path:
-        """The directory of the checkpoint; `fields` are those of config.json."""
+        """Return the directory of the checkpoint; `fields` are those of config.json."""
         plans = [
             TensorPlan(name, str(value.dtype), value.shape, lambda value=value: value)
             for name, value in self.tensors.items()

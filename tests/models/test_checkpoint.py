@@ -107,7 +107,7 @@ def test_pickled_shards_are_refused(sharded):
         Checkpoint(sharded)
 
 
-def test_missing_pieces_are_named(single, tmp_path):
+def test_missing_files_of_a_checkpoint_are_named(single, tmp_path):
     with pytest.raises(InputError, match="not a directory"):
         Checkpoint(tmp_path / "absent")
     (single / SINGLE_FILE).unlink()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import Description, ModelConfig, RopeScaling, check_length
-from kvc_trt.models.family import HARMLESS, families
+from kvc_trt.models.family import HARMLESS, UNDECLARED, families
 from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.random_weights import RandomWeights
@@ -35,8 +37,31 @@ def test_every_field_of_transformers_is_read_or_harmless(architecture: str) -> N
     assert set(theirs) - read - family.harmless - HARMLESS == set()
 
 
+READ_FROM_ANY = re.compile(r"""(?:getattr|hasattr)\(\s*(?:self\.)?\w*config\w*(?:\.\w+\(.*?\))?,\s*"(\w+)\"""")
+"""A field that transformers asks a configuration for, whether its class declares it or not."""
+OF_OTHERS = {
+    "_is_quantized", "classifier_dropout", "number_of_conv_states", "original_max_position_embeddings",
+    "use_bidirectional_attention", "hidden_dropout",
+}  # fmt: skip
+"""Such fields that other checks cover, or that no decoder of ours has."""
+
+
 @pytest.mark.parametrize("architecture", families())
-def test_an_absent_field_means_what_it_means_to_transformers(architecture: str) -> None:
+def test_a_field_that_transformers_reads_undeclared_is_read_or_checked(architecture: str) -> None:
+    """A class need not declare what masks and caches ask every configuration for, such as `is_causal`."""
+    transformers = pytest.importorskip("transformers")
+    family = families()[architecture]
+    root = Path(transformers.__file__).parent
+    model = root / Path(inspect.getfile(getattr(transformers, architecture))).relative_to(root)
+    text = "".join(path.read_text() for path in (model, root / "masking_utils.py", root / "cache_utils.py"))
+    asked = set(READ_FROM_ANY.findall(text))
+    assert {"is_causal", "layer_types", "sliding_window"} <= asked
+    read = {family.spelling.get(name, name) for name in family.fields.model_fields}
+    assert asked - read - family.harmless - HARMLESS - UNDECLARED.keys() - OF_OTHERS == set()
+
+
+@pytest.mark.parametrize("architecture", families())
+def test_absent_fields_have_transformers_defaults(architecture: str) -> None:
     transformers = pytest.importorskip("transformers")
     family = families()[architecture]
     theirs = getattr(transformers, config_class(architecture.removesuffix("ForCausalLM")))
@@ -80,7 +105,7 @@ def test_the_layers_of_full_attention_of_command_r7b_do_not_rotate() -> None:
         ({"layer_types": ["chunked_attention"] * 5}, "layer_types"),
     ],
 )
-def test_what_command_r7b_cannot_mean_is_refused(changes: dict[str, object], words: str) -> None:
+def test_impossible_settings_of_command_r7b_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         cohere2(**changes)
 
@@ -113,7 +138,7 @@ def test_both_spellings_of_the_rotary_settings_of_gemma_3_mean_the_same() -> Non
         ({"rope_parameters": {"full_attention": 3}}, "rope_parameters"),
     ],
 )
-def test_what_gemma_3_cannot_mean_is_refused(changes: dict[str, object], words: str) -> None:
+def test_impossible_settings_of_gemma_3_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         gemma3(**changes)
 
@@ -133,7 +158,7 @@ def test_sliding_layers_of_olmo_3_have_the_base_of_its_published_files() -> None
 
 
 @pytest.mark.parametrize("changes", [{"rope_theta": 1e4}, {"rope_parameters": {"rope_theta": 1e4}}])
-def test_one_rotary_base_of_olmo_3_that_releases_of_transformers_read_differently_is_refused(
+def test_an_ambiguous_rotary_base_of_olmo_3_is_refused(
     changes: dict[str, object],
 ) -> None:
     """Release 4 gives it to sliding layers too, and release 5 gives them 500,000."""
@@ -240,7 +265,7 @@ def test_one_matrix_of_a_checkpoint_is_three_of_ours() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.sampled_from("qkv"), st.data())
-def test_any_rows_are_those_of_the_whole_tensor(part: str, data: st.DataObject) -> None:
+def test_reading_some_rows_equals_slicing_the_whole_tensor(part: str, data: st.DataObject) -> None:
     source, name = joined(), f"model.layers.0.self_attn.{part}_proj.weight"
     rows = source.shape(name)[0]
     start = data.draw(st.integers(0, rows))
@@ -272,7 +297,7 @@ def test_a_joined_tensor_with_other_rows_than_its_parts_is_refused(
         weights_of(open_checkpoint(tmp_path))
 
 
-def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:
+def test_a_checkpoint_in_our_order_is_read_unchanged() -> None:
     source = RandomWeights(SMALL, 0)
     assert in_our_order(source, SMALL, None, interleaved=False) is source
     assert isinstance(in_our_order(source, SMALL, None, interleaved=True), FamilyWeights)
@@ -290,6 +315,15 @@ def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:
             {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
             "layer_types has sliding layers, expected use_sliding_window true",
         ),
+        ("llama", {"is_causal": False}, "is_causal is false, expected true for LlamaForCausalLM"),
+        ("qwen2", {"is_causal": None}, "is_causal is null, expected true"),
+        ("gemma3", {"is_causal": False}, "is_causal is false, expected true"),
+        ("llama", {"sliding_window": 64}, "sliding_window is 64, expected null"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is 'sliding_attention'"),
+        ("llama", {"layer_types": {"full_attention": 1}}, "layer_types is {'full_attention': 1}, expected null"),
+        ("llama", {"attention_chunk_size": 8192}, "attention_chunk_size is 8192, expected null"),
+        ("llama", {"kv_sharing_modes": ["reuse"]}, "kv_sharing_modes is .* expected null"),
+        ("llama", {"per_layer_config": {"0": {"intermediate_size": 8}}}, "per_layer_config is .* expected null"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false, expected true"),
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm is true, expected false"),
         ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32, expected 64 as hidden_size"),

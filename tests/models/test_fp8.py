@@ -87,7 +87,7 @@ def test_unreadable_fp8_tensors_are_refused_by_name(tiny_config, tensors, messag
     assert caught.value.exit_code == 2
 
 
-def test_numbers_that_cannot_be_are_refused_when_they_are_read(tiny_config):
+def test_nan_weights_and_invalid_scales_are_refused_when_read(tiny_config):
     nan = np.full((96, 64), np.nan, ml_dtypes.float8_e4m3fn)
     with pytest.raises(InputError, match=r"up_proj\.weight: contains NaN"):
         Fp8Source(Changed(tiny_config(), {UP: nan})).read(UP)
@@ -110,7 +110,7 @@ def test_extra_scales_are_passed_over_and_other_extra_tensors_are_not(tiny_confi
     "settings",
     [COMPRESSED, {"quant_method": "fbgemm_fp8"}, {"quant_method": "fp8", "activation_scheme": "static"}],
 )
-def test_configurations_that_are_read(tiny_config, settings):
+def test_supported_fp8_configurations_are_read(tiny_config, settings):
     assert tiny_config(quantization_config=settings) == tiny_config()
 
 
@@ -130,6 +130,6 @@ def group(**weights):
         ("fp8", "expected a mapping of names to values, found 'fp8'"),
     ],
 )
-def test_configurations_that_are_refused(tiny_config, settings, message):
+def test_unsupported_fp8_configurations_are_refused(tiny_config, settings, message):
     with pytest.raises(InputError, match=message):
         tiny_config(quantization_config=settings)

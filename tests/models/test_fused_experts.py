@@ -61,7 +61,7 @@ def source_of(path: Path) -> WeightSource:
 
 
 def as_ours(stored: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The three matrices of all experts of a layer, of tensors [experts,in,out] whose gate and up alternate."""
+    """Return the three matrices of all experts of a layer, of tensors [experts,in,out] whose gate and up alternate."""
     gate_up, down = (stored[f"{LAYER}.mlp.experts.{name}"].transpose(1, 2) for name in MATRICES)
     parts = gate_up[:, 0::2], gate_up[:, 1::2], down
     return dict(zip(EXPERT_MATRICES, (part.flatten(0, 1).numpy() for part in parts), strict=True))
@@ -126,7 +126,7 @@ def lost(tensors: dict[str, torch.Tensor]) -> None:
         (lost, "mlp.experts.down_proj.weight missing"),
     ],
 )
-def test_what_is_damaged_is_refused(change: Change, words: str, tmp_path: Path) -> None:
+def test_damaged_expert_tensors_are_refused_by_name(change: Change, words: str, tmp_path: Path) -> None:
     in_mxfp4(tmp_path, change)
     with pytest.raises(InputError, match=words):
         source_of(tmp_path).read(f"{LAYER}.{EXPERT_MATRICES[2]}")

@@ -180,7 +180,7 @@ def test_revisions_that_cannot_be_are_refused(revision):
         fetch("org/model", revision)
 
 
-def test_a_repository_is_a_model(hub, tmp_path, monkeypatch, capfd):
+def test_a_repository_id_can_be_planned_and_built(hub, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -204,7 +204,7 @@ def test_a_repository_is_a_model(hub, tmp_path, monkeypatch, capfd):
         ("org/failing", 3, "org/failing is not in the Hub's cache, and the Hub cannot be reached"),
     ],
 )
-def test_a_repository_that_cannot_be_had_is_one_line_with_the_next_command(
+def test_an_unavailable_repository_is_reported_with_the_next_command(
     hub, tmp_path, monkeypatch, capfd, model, code, words
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -217,7 +217,7 @@ def test_a_repository_that_cannot_be_had_is_one_line_with_the_next_command(
     assert not (tmp_path / "engine").exists()
 
 
-def test_a_path_that_exists_is_no_repository(hub, tmp_path, monkeypatch, capfd):
+def test_an_existing_path_is_never_taken_for_a_repository(hub, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "model").mkdir(parents=True)
     assert run(["build", "--model", "org/model", "--no-verify"]) == 2

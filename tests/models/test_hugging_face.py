@@ -23,7 +23,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
-def test_defaults_of_a_plain_llama(tiny_config):
+def test_a_plain_llama_has_transformers_defaults(tiny_config):
     config = tiny_config()
     assert (config.head_size, config.group_size) == (16, 2)
     assert (config.dtype, config.tie_word_embeddings, config.sliding_window) == ("float32", False, None)
@@ -54,7 +54,7 @@ def test_the_head_size_of_qwen3_that_is_not_given_is_that_of_transformers():
     assert parse_config({**sizes, "architectures": ["Qwen2ForCausalLM"]}, "it").head_size == 16
 
 
-def test_families(tiny_config):
+def test_families_have_their_biases_norms_and_windows(tiny_config):
     qwen2 = tiny_config(architectures=["Qwen2ForCausalLM"], use_sliding_window=False, sliding_window=128)
     assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.sliding_window) == (True, False, None)
     qwen3 = tiny_config(architectures=["Qwen3ForCausalLM"], head_dim=32)
@@ -64,7 +64,7 @@ def test_families(tiny_config):
     assert (biased.qkv_bias, biased.output_bias) == (True, True)
 
 
-def test_sliding_windows(tiny_config, tiny_fields):
+def test_sliding_windows_follow_each_familys_rule(tiny_config, tiny_fields):
     mistral = {"architectures": ["MistralForCausalLM"]}
     assert tiny_config(**mistral, sliding_window=None).sliding_window is None
     assert tiny_config(**mistral, sliding_window=64).sliding_window == 64
@@ -208,7 +208,7 @@ FIELDS = [
 
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING, min_size=1, max_size=3))
 @settings(max_examples=300, deadline=None)
-def test_whatever_stands_in_config_json_is_read_or_refused(changes):
+def test_random_values_in_config_json_are_read_or_refused(changes):
     plain = {
         "architectures": ["MistralForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 4, "vocab_size": 50, "rms_norm_eps": 1e-5, "max_position_embeddings": 256,
@@ -246,7 +246,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_a_pipe_is_not_waited_for(tmp_path, tiny_fields, name):
+def test_a_pipe_in_place_of_a_config_is_refused_without_waiting(tmp_path, tiny_fields, name):
     (tmp_path / "config.json").write_text(json.dumps(tiny_fields()))
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)

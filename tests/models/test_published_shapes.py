@@ -23,7 +23,9 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("name", "billions", "shape", "longest"), SIZES)
-def test_they_have_their_published_sizes(name: str, billions: float, shape: tuple[int, ...], longest: int) -> None:
+def test_published_configurations_have_their_published_sizes(
+    name: str, billions: float, shape: tuple[int, ...], longest: int
+) -> None:
     config = read_config(SHAPES / name)
     assert count_parameters(config) / 1e9 == pytest.approx(billions, abs=0.005)
     heads = (config.num_attention_heads, config.num_key_value_heads, config.head_size)
@@ -33,7 +35,7 @@ def test_they_have_their_published_sizes(name: str, billions: float, shape: tupl
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in SIZES])
-def test_plan_reads_the_shape_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_needs_only_the_config_of_a_published_shape(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ["--max-input-len", "1920", "--max-output-len", "128", "--token-budget", "512"]
     assert run(["plan", "--model", str(SHAPES / name), "--policy", "rocketkv", *lengths]) == 0
     assert "policy rocketkv" in capsys.readouterr().out

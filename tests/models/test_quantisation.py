@@ -87,7 +87,7 @@ def test_zero_and_vanishing_blocks_become_zero(bits):
 
 @given(st.sampled_from([4, 8]), st.integers(1, 9), st.integers(1, 4), st.integers(1, 8), st.integers(0, 2**32 - 1))
 @settings(max_examples=40, deadline=None)
-def test_rows_are_independent(bits, rows, blocks, cut, seed):
+def test_rows_are_quantised_independently(bits, rows, blocks, cut, seed):
     weight = np.random.default_rng(seed).standard_normal((rows, blocks * 32), dtype=np.float32)
     packed, scales = quantise(weight, bits)
     cut = min(cut, rows)
@@ -125,7 +125,7 @@ def test_weights_that_are_not_finite_are_refused(bad):
         ((0, 64), 4, 32, "cannot be quantised"),
     ],
 )
-def test_impossible_requests_are_refused(shape, bits, block, words):
+def test_invalid_shapes_bits_and_blocks_are_refused(shape, bits, block, words):
     with pytest.raises(InputError, match=words):
         quantise(np.zeros(shape, np.float32), bits, block)
 

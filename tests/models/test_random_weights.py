@@ -57,7 +57,7 @@ def test_blocks_of_one_tensor_differ(tiny_config, monkeypatch):
     assert len({row.tobytes() for row in rows}) == 50
 
 
-def test_impossible_requests(tiny_config):
+def test_invalid_seeds_and_row_ranges_are_refused(tiny_config):
     with pytest.raises(InputError, match="seed"):
         RandomWeights(tiny_config(), -1)
     with pytest.raises(ValueError, match="rows"):

@@ -45,7 +45,7 @@ def written(tmp_path):
     return write
 
 
-def test_reads_what_is_there(written):
+def test_names_metadata_and_tensors_are_read(written):
     file = SafetensorsFile(written(VALID))
     assert file.names() == ["a", "b"]
     assert file.metadata == {"format": "pt"}
@@ -251,7 +251,7 @@ def test_taken_and_reserved_names_are_refused(tmp_path, name):
         write_safetensors(tmp_path / "w", plans, {"k": "v"})
 
 
-def test_memory_is_one_piece_at_a_time(tmp_path):
+def test_writing_holds_one_piece_in_memory_at_a_time(tmp_path):
     """Pieces are asked for lazily: the next is made only after the last is on its way to disk."""
     alive = 0
 

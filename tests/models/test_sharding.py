@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import Attention, Description, Experts, FeedForward, Linear, Norms
 from kvc_trt.models.presets import load_preset
-from kvc_trt.models.sharding import describe_shards, shards
+from kvc_trt.models.sharding import RowsOfEach, describe_shards, shards
 from kvc_trt.models.weights import expected_tensors
 from tests.small_model import SMALL
 
 
 @st.composite
 def models_and_ranks(draw):
-    """A model, and a number of ranks among which it can be divided."""
+    """Return a model, and a number of ranks among which it can be divided."""
     ranks, kv_heads = draw(st.integers(1, 8)), draw(st.integers(1, 8))
     group, inner = draw(st.integers(1, 8)), draw(st.integers(1, 5))
     heads = kv_heads * group
@@ -69,6 +69,15 @@ def test_shards_are_a_partition_of_the_weights(drawn):
         else:
             expected = ranks
         assert (times == expected).all(), name
+
+
+def test_rows_of_each_expert_are_read_one_by_one_or_in_slices():
+    rows = RowsOfEach(range(0, 30, 10), range(4, 6))
+    assert list(rows) == [4, 5, 14, 15, 24, 25]
+    assert [rows[place] for place in range(len(rows))] == list(rows)
+    assert (rows[-1], rows[1:4], rows[:]) == (25, (5, 14, 15), tuple(rows))
+    with pytest.raises(IndexError):
+        rows[6]
 
 
 @given(models_and_ranks())
@@ -123,7 +132,7 @@ def test_kv_heads_on_several_ranks_are_named():
     assert "fewer KV heads (4) than ranks, so each is on 2 of them" in describe_shards(EIGHT_HEADS, 8)
 
 
-def test_llama_70b_on_four_ranks():
+def test_the_last_of_four_ranks_of_llama_70b_has_its_part():
     shard = shards(load_preset("llama3.1-70b").config, 4)[3]
     assert (shard.query_heads, shard.kv_heads) == (range(48, 64), range(6, 8))
     assert (shard.inner, shard.vocabulary) == (range(21504, 28672), range(96192, 128256))
@@ -134,6 +143,8 @@ def test_llama_70b_on_four_ranks():
     [
         (Description(norms=Norms(heads="together")), "a norm over all heads of queries or keys"),
         (Description(attention=(Attention(linear=Linear(1, 1, 8, 8, 4)), Attention())), "linear layers"),
+        (Description(attention=(Attention(gated=True),)), "gates of attention's result"),
+        (Description(attention_softcap=30.0), "capped logits, sinks of attention and clamped gates"),
         (Description(experts=Experts(4, 2, 31)), "31 channels of each expert cannot be divided among 2 ranks"),
         (Description(experts=Experts(4, 2, 32, shared_size=7)), "7 channels of the shared expert cannot be divided"),
     ],

@@ -52,13 +52,13 @@ def test_stderr_is_left_as_it_was(capfd):
     assert capfd.readouterr().err == "after\n"
 
 
-def test_what_others_write_to_stderr_meanwhile_is_shown(capfd, monkeypatch):
+def test_output_of_other_threads_to_stderr_is_shown_after_loading(capfd, monkeypatch):
     monkeypatch.setattr(Tokenizer, "_try", lambda self, tokens: os.write(2, b"another thread\n"))
     Tokenizer(tokenizer_file(), "file")
     assert capfd.readouterr().err == "another thread\n"
 
 
-def test_a_closed_stderr_is_no_obstacle():
+def test_a_tokenizer_loads_with_a_closed_stderr():
     code = (
         "import os, sys; os.close(2)\n"
         "from kvc_trt.models.sources.tokenizer_library import Tokenizer\n"
@@ -108,7 +108,7 @@ def test_a_text_that_a_small_vocabulary_cannot_spell_is_refused_when_it_comes():
         tokenizer.encode("zzz", add_special_tokens=False)
 
 
-def test_half_of_a_character_is_no_text():
+def test_text_with_half_of_a_character_is_refused():
     with pytest.raises(InputError, match="half of a character"):
         Tokenizer(tokenizer_file(), "file").encode("a\udcff")
 

@@ -25,7 +25,7 @@ class Altered:
         return self._dtype
 
 
-def test_names_and_shapes_of_a_plain_llama(tiny_config):
+def test_expected_tensors_of_llama_have_their_names_and_shapes(tiny_config):
     expected = expected_tensors(tiny_config())
     assert next(iter(expected)) == "model.embed_tokens.weight"
     assert list(expected)[-2:] == ["model.norm.weight", "lm_head.weight"]
@@ -35,7 +35,7 @@ def test_names_and_shapes_of_a_plain_llama(tiny_config):
     assert "lm_head.weight" not in expected_tensors(tiny_config(tie_word_embeddings=True))
 
 
-def test_biases_and_norms_of_the_other_families(tiny_config):
+def test_expected_tensors_of_qwen_have_their_biases_and_norms(tiny_config):
     qwen2 = expected_tensors(tiny_config(architectures=["Qwen2ForCausalLM"]))
     assert qwen2["model.layers.0.self_attn.q_proj.bias"] == (64,)
     assert qwen2["model.layers.0.self_attn.v_proj.bias"] == (32,)
@@ -53,7 +53,7 @@ def test_parameters_are_counted_once(tiny_config):
     assert count_parameters(tiny_config(tie_word_embeddings=True)) == untied - 50 * 64
 
 
-def test_right_weights_pass(tiny_config):
+def test_complete_weights_pass_the_check(tiny_config):
     check_weights(tiny_config(), RandomWeights(tiny_config(), 0))
 
 
@@ -87,7 +87,7 @@ def test_wrong_weights_are_refused_by_name(tiny_config, alteration, words):
         check_weights(tiny_config(), Altered(tiny_config(), **alteration))
 
 
-def test_long_lists_are_cut(tiny_config):
+def test_long_lists_of_missing_tensors_are_cut(tiny_config):
     empty = Altered(tiny_config(), drop=tuple(expected_tensors(tiny_config())))
     with pytest.raises(InputError, match="and 18 more missing"):
         check_weights(tiny_config(), empty)

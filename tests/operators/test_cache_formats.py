@@ -45,13 +45,13 @@ def check(form: str, vectors: np.ndarray) -> None:
 
 @pytest.mark.parametrize("form", VECTOR_FORMATS)
 @pytest.mark.parametrize("size", [8, 24, 32, 64, 96])
-def test_vectors_of_any_magnitude(form, size):
+def test_vectors_of_any_magnitude_are_stored_as_the_reference_stores_them(form, size):
     spread = np.exp(np.random.default_rng(size).uniform(-86, 86, (3, 2, 300, 1)))
     check(form, (normal(size, 3, 2, 300, size) * spread).astype(np.float32))
 
 
 @pytest.mark.parametrize("form", VECTOR_FORMATS)
-def test_unusual_vectors(form):
+def test_unusual_vectors_are_stored_as_the_reference_stores_them(form):
     zero, one = np.zeros(32, np.float32), np.ones(32, np.float32)
     alone = [
         np.where(np.arange(32) == place, value, one).astype(np.float32)

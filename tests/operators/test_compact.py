@@ -81,7 +81,7 @@ def test_unequal_rows_equal_the_reference(kv_heads, kernel):
 
 
 @pytest.mark.parametrize("lengths", [(200,), (8,), (1,), (40, 40), (41, 41), (5, 200, 40)])
-def test_every_composition_of_a_batch(lengths):
+def test_every_composition_of_a_batch_equals_the_reference(lengths):
     check(inputs(lengths, seed=7))
 
 

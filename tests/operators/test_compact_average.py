@@ -43,14 +43,14 @@ def averaged(rows: Rows) -> Rows:
 
 @pytest.mark.parametrize("of_turn", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_rows_of_different_lengths_in_one_batch(of_turn: bool, kv_heads: int) -> None:
+def test_rows_of_different_lengths_equal_the_reference(of_turn: bool, kv_heads: int) -> None:
     rows = averaged(mixed_rows(of_turn=of_turn, kv_heads=kv_heads))
     check(rows, run(rows))
 
 
 @settings(max_examples=40, deadline=None)
 @given(drawn_rows())
-def test_any_rows(rows: Rows) -> None:
+def test_random_rows_equal_the_reference(rows: Rows) -> None:
     check(averaged(rows), run(averaged(rows)))
 
 
@@ -88,7 +88,7 @@ def equal_keys() -> list[np.ndarray]:
 
 
 EQUAL_KEYS_KEEP = [*range(2, 34), *range(92, 100)]
-"""Of 100 equal tokens to a budget of 40, window 8, kernel 5: the first two positions lack one or two votes of five."""
+"""Kept of 100 equal tokens at budget 40, window 8, kernel 5: the first two positions lack one or two of five votes."""
 
 
 def test_equal_votes_give_equal_sums_and_the_ends_lack_some() -> None:

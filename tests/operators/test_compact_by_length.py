@@ -37,7 +37,7 @@ def run(rows: Rows) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("of_turn", [False, True])
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_rows_of_different_lengths_in_one_batch(of_turn: bool, rounded: bool, kv_heads: int) -> None:
+def test_rows_of_different_lengths_equal_the_reference(of_turn: bool, rounded: bool, kv_heads: int) -> None:
     rows = mixed_rows(of_turn=of_turn, rounded=rounded, kv_heads=kv_heads)
     check(rows, run(rows))
 
@@ -52,7 +52,7 @@ def test_rows_that_all_fit_are_copied(lengths: tuple[int, ...]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(drawn_rows())
-def test_any_rows(rows: Rows) -> None:
+def test_random_rows_equal_the_reference(rows: Rows) -> None:
     """Rounded inputs repeat whole rows of scores, so that the tie rule decides."""
     check(rows, run(rows))
 
@@ -73,7 +73,7 @@ def test_an_engine_of_one_kernel_pools_all_rows_by_it() -> None:
     check(rows, single.named(rows.inputs))
 
 
-def test_calls_of_engines_whose_rows_are_alike_are_as_they_were() -> None:
+def test_budgets_by_length_only_add_two_inputs() -> None:
     assert [one.name for one in COMPACT.attributes if one.name == "by_length"] == []
     added = {one.name for one in COMPACT.with_lengths().inputs} - {one.name for one in COMPACT.inputs}
     assert added == {"prompt_budgets", "pool_kernels"}

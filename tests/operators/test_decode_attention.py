@@ -61,7 +61,7 @@ def attributes_of(case: Case) -> dict[str, int]:
 
 
 def bounds_of(case: Case, keys, lengths):
-    """The reference's bounds of float32 keys, and the same as a cache of the case's type keeps them."""
+    """Return the reference's bounds of float32 keys, and the same as a cache of the case's type keeps them."""
     stored = torch.from_numpy(keys)
     extremes = reference.page_bounds(stored, torch.as_tensor(lengths), case.page_size, fp8=case.fp8_bounds)
     return extremes, reference_ops.channel_major(*extremes, stored.dtype, fp8=case.fp8_bounds).numpy()

@@ -89,7 +89,7 @@ def test_the_ring_holds_the_first_and_the_last_tokens(capacity, sinks, ranked):
     st.integers(1, 9), st.integers(0, 8), st.lists(st.integers(0, 9), min_size=1, max_size=3),
     st.sampled_from([1, 2, 8]), st.booleans(), st.booleans(), st.integers(0, 1000),
 )  # fmt: skip
-def test_any_ring(capacity, sinks, prompts, kv_heads, ranked, named, seed):
+def test_random_rings_follow_the_reference(capacity, sinks, prompts, kv_heads, ranked, named, seed):
     sinks, prompts = min(sinks, capacity - 1), [min(count, capacity) for count in prompts]
     run_ring(prompts, 14, capacity, sinks, ranked=ranked, kv_heads=kv_heads, seed=seed, named=named)
 
@@ -121,7 +121,7 @@ def heavy_state(prompts, capacity, kv_heads, seed):
 
 
 def ordered(found, row, count):
-    """A row's entries in the order of the text: keys, sums, positions of each KV head."""
+    """Return a row's entries in the order of the text: keys, sums, positions of each KV head."""
     positions = found["slot_positions_out"][row]
     order = np.argsort(np.where(positions < 0, 1 << 30, positions), axis=1)[:, :count]
     keys = np.take_along_axis(found["k_cache_out"][row], order[..., None], 1)
@@ -168,7 +168,7 @@ def run_heavy(prompts, steps, capacity, recent, *, kv_heads=2, seed=0, named=Tru
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("recent", [1, 6, 11, 12])
-def test_heavy_hitters_step_by_step(recent, kv_heads):
+def test_heavy_hitters_follow_the_reference_step_by_step(recent, kv_heads):
     run_heavy([0, 1, 11, 12], 30, 13, recent, kv_heads=kv_heads)
 
 
@@ -177,7 +177,7 @@ def test_heavy_hitters_step_by_step(recent, kv_heads):
     st.integers(2, 9), st.integers(1, 8), st.lists(st.integers(0, 8), min_size=1, max_size=3),
     st.sampled_from([1, 2, 8]), st.booleans(), st.integers(0, 1000),
 )  # fmt: skip
-def test_any_heavy_hitters(capacity, recent, prompts, kv_heads, named, seed):
+def test_random_heavy_hitters_follow_the_reference(capacity, recent, prompts, kv_heads, named, seed):
     prompts = [min(count, capacity - 1) for count in prompts]
     run_heavy(prompts, 12, capacity, min(recent, capacity - 1), kv_heads=kv_heads, seed=seed, named=named)
 

@@ -107,7 +107,7 @@ def test_unequal_rows_equal_the_reference(kv_heads, budget, sinks):
 
 
 @pytest.mark.parametrize("lengths", [(200,), (1,), (40, 40), (41, 41), (5, 200, 40)])
-def test_every_composition_of_a_batch(lengths):
+def test_every_composition_of_a_batch_equals_the_reference(lengths):
     check(inputs(lengths, seed=7), 40, 4)
 
 
@@ -116,7 +116,7 @@ def test_every_composition_of_a_batch(lengths):
     st.lists(st.integers(1, 150), min_size=1, max_size=3), st.sampled_from([16, 40]), st.integers(0, 5),
     st.integers(0, 10_000),
 )  # fmt: skip
-def test_any_prompts(lengths, budget, sinks, seed):
+def test_random_prompts_equal_the_reference(lengths, budget, sinks, seed):
     check(inputs(lengths, seed=seed), budget, sinks, swaps=1)
 
 

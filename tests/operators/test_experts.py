@@ -25,7 +25,7 @@ def by_body(case: ExpertCase) -> np.ndarray:
 
 
 def in_pytorch(case: ExpertCase) -> dict[str, torch.Tensor]:
-    """The layer's tensors as the torch backend joins them."""
+    """Return the layer's tensors as the torch backend joins them."""
     weights = {name: torch.from_numpy(value) for name, value in case.weights.items()}
     gate, up, down = EXPERT_MATRICES
     joined = torch.cat([weights[gate], weights[up]])

@@ -35,7 +35,7 @@ def test_chunks_take_in_what_single_tokens_do(lengths: list[int], repeated: bool
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 3), st.integers(0, 100))
-def test_a_step_takes_in_one_token(rows: int, seed: int) -> None:
+def test_a_step_equals_the_exact_recurrence(rows: int, seed: int) -> None:
     case = linear_case(PART, np.random.default_rng(seed), (1,) * rows, step=True)
     assert case.error(*run(STEP, case)) <= BAR
 

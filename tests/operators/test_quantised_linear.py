@@ -12,7 +12,7 @@ LAYOUT = Layout(HeadShape(4, 2, 16))
 
 
 def matrix(bits: int, rows: int = 48, columns: int = 96):
-    """A quantised random matrix and its values."""
+    """Return a quantised random matrix and its values."""
     packed, scales = quantise(np.random.default_rng(bits).standard_normal((rows, columns), dtype=np.float32), bits)
     return packed, scales, dequantise(packed, scales, bits)
 

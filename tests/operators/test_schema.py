@@ -46,7 +46,7 @@ def same_names(tensors) -> dict[str, str]:
     return {tensor.name: tensor.name for tensor in tensors}
 
 
-def test_the_package_is_looked_through():
+def test_every_operator_of_the_package_is_registered():
     assert {"KvcPrefillAttention", "KvcCompact", "KvcHybridAttention", "KvcTrim"} <= set(OPERATORS)
     of_prompts_and_steps = {"KvcCompact", "KvcHybridAttention", "KvcDenseAttention"}
     of_turns = {
@@ -133,7 +133,7 @@ def test_a_body_that_forgets_an_output_is_refused():
         operator.body(LAYOUT)
 
 
-def test_ranges_are_checked():
+def test_numbers_out_of_range_are_refused_by_field():
     COMPACT.check(COMPACTION)
     for name, value, message in (
         ("page_size", 0, "field page_size: expected 1..2147483647, found 0"),
@@ -145,7 +145,7 @@ def test_ranges_are_checked():
             COMPACT.check(COMPACTION | {name: value})
 
 
-def test_sizes_that_follow_from_others():
+def test_derived_sizes_are_computed_and_checked():
     sizes = Dimensions(element_bytes=4)
     for symbol, size in {"B": 2, "G": 2, "D": 16, "C": 33}.items():
         sizes.fix(symbol, size, "test")
@@ -193,14 +193,14 @@ def test_the_type_of_bounds_follows_from_the_call():
     assert HYBRID_ATTENTION.element_of(HYBRID_ATTENTION.inputs[0], NUMBERS | {"fp8_bounds": 1}) == "CACHE"
 
 
-def test_a_size_that_contradicts_names_who_says_so():
+def test_a_contradictory_size_names_the_tensor_that_states_it():
     sizes = Dimensions()
     sizes.fix("K", 7, "selected")
     with pytest.raises(Refusal, match="fields top_k, token_budget, dense_until: expected selected width = 7, found 32"):
         HYBRID_ATTENTION.derive(NUMBERS, sizes)
 
 
-def test_formulas():
+def test_formulas_are_evaluated_and_other_expressions_refused():
     values = {"C": 33, "page_size": 4, "top_k": 7, "token_budget": 3}
     assert evaluate("(C + page_size - 1) // page_size", values) == 9
     assert evaluate("max(top_k + 1, token_budget * 2)", values) == 8

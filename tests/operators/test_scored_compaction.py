@@ -55,7 +55,7 @@ def test_the_tokens_of_highest_rank_stay(monkeypatch, state, more):
         np.testing.assert_array_equal(found["bounds"][0, :, :8, 0], keys[0][:, [0, 2]].max(axis=1))
 
 
-def test_what_a_rank_reads_is_added_to_the_schema():
+def test_inputs_of_a_rank_are_added_to_the_schema():
     operator = made(state=SLOT_POSITIONS, inputs=(COMPACT.inputs[0],), extra=(RECENT,), budget="all heads alike")
     assert [one.name for one in operator.inputs] == ["q_window", "k", "v", "prompt_lengths"]
     assert [one.name for one in operator.outputs] == [

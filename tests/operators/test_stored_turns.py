@@ -93,7 +93,7 @@ def assert_same(found, expected) -> None:
 
 
 def turn(kv_heads: int, size: int, dtype: str, seed: int) -> Turn:
-    """A random turn with rubbish in its padding, and unusual vectors in one row."""
+    """Return a random turn with rubbish in its padding, and unusual vectors in one row."""
     rows = len(STORED)
     queries = normal(seed, rows, HEADS, BLOCK, size).astype(dtype)
     new = [normal(seed + i, rows, kv_heads, BLOCK, size) for i in (1, 2)]
@@ -211,7 +211,7 @@ def windows(made: Turn, width: int) -> np.ndarray:
 @SHAPES
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["observed", "tova", "keydiff", "expected", "heavy hitters"])
-def test_what_a_turn_keeps_is_chosen_by_stored_values_and_moves_as_it_is(name, form, size, dtype, kv_heads):
+def test_a_turn_chooses_by_stored_values_and_moves_codes_unchanged(name, form, size, dtype, kv_heads):
     made = turn(kv_heads, size, dtype, seed=size)
     operator, numbers, given, chosen = compactions(made, name, form)
     tables = joined(made, form)

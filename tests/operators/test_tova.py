@@ -75,7 +75,7 @@ def run(prompts, steps, capacity, recent, *, kv_heads=2, seed=0, named=True, ali
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("recent", [1, 6, 12])
-def test_step_by_step(recent, kv_heads):
+def test_steps_follow_the_reference(recent, kv_heads):
     run([0, 1, 11, 12], 30, 13, recent, kv_heads=kv_heads)
 
 
@@ -84,7 +84,7 @@ def test_step_by_step(recent, kv_heads):
     st.integers(2, 9), st.integers(1, 8), st.lists(st.integers(0, 8), min_size=1, max_size=3),
     st.sampled_from([1, 2, 8]), st.booleans(), st.integers(0, 1000),
 )  # fmt: skip
-def test_any_steps(capacity, recent, prompts, kv_heads, named, seed):
+def test_random_steps_follow_the_reference(capacity, recent, prompts, kv_heads, named, seed):
     prompts = [min(count, capacity - 1) for count in prompts]
     run(prompts, 12, capacity, min(recent, capacity - 1), kv_heads=kv_heads, seed=seed, named=named)
 

@@ -1,4 +1,4 @@
-"""What transformers answers to prompts of three lengths: past windows, and past the lengths that scaling begins at."""
+"""Answers of transformers to prompts of three lengths: past windows, and past the lengths that scaling begins at."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prompts() -> list[torch.Tensor]:
 
 
 def answer_of(model: Any, prompt: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-    """Tokens of transformers' greedy answer, and the logits [steps,vocab] before each of them."""
+    """Return the tokens of transformers' greedy answer, and the logits [steps,vocab] before each of them."""
     found = model.generate(
         prompt[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), do_sample=False,
         max_new_tokens=STEPS, eos_token_id=-1, output_logits=True, return_dict_in_generate=True,
@@ -31,7 +31,7 @@ def answer_of(model: Any, prompt: torch.Tensor) -> tuple[list[int], torch.Tensor
 
 
 def reference_logits(config: ModelConfig, weights: WeightSource, prompt: torch.Tensor, answer: list[int]) -> Any:
-    """The reference's logits [steps,vocab] before each token of an answer."""
+    """Return the reference's logits [steps,vocab] before each token of an answer."""
     lengths: dict[str, Any] = {"max_input_len": len(prompt), "max_output_len": STEPS}
     parameters = policies.resolve("full", model=config, token_budget=None, **lengths)
     decoder = ReferenceDecoder(config, weights, method=policies.method(parameters), parameters=parameters)

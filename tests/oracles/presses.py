@@ -95,7 +95,7 @@ def answer(model: Any, cache: Any, start: int, following: Tensor) -> Tensor:
 
 
 def ratio(budget: int, length: int) -> float:
-    """The compression ratio at which int(length * (1 - ratio)) is the budget, whatever the rounding."""
+    """Return the compression ratio at which int(length * (1 - ratio)) is the budget, whatever the rounding."""
     return 1 - (budget + 0.5) / length
 
 

@@ -51,7 +51,7 @@ def reference(model: Any, weights: RandomWeights, name: str) -> list[torch.Tenso
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_reference_under_every_policy(name: str) -> None:
+def test_the_reference_scales_queries_exactly_under_every_policy(name: str) -> None:
     scaled, long = reference(SCALED, RandomWeights(SMALL, 0), name), reference(SMALL, LongQueries(SMALL, 0), name)
     plain = reference(SMALL, RandomWeights(SMALL, 0), name)
     for found, expected, other in zip(scaled, long, plain, strict=True):
@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", [OnnxRuntimeExecutor, TorchExecutor])
 @pytest.mark.parametrize("name", CASES)
-def test_executors_under_every_policy(
+def test_executors_scale_queries_under_every_policy(
     name: str, executor: Any, make_program: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graphs of the two models differ, so their products may be rounded otherwise."""

@@ -46,7 +46,7 @@ def check(decoder: ReferenceDecoder, model: Any, bar: float) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family(name: str, family: Callable[..., Any]) -> None:
+def test_every_family_generates_as_transformers(name: str, family: Callable[..., Any]) -> None:
     pair = family(name)
     check(pair.decoder("full", 16, 60, STEPS), pair.hugging_face, 5e-5)
 

@@ -68,7 +68,7 @@ def test_the_reference_has_the_logits_of_transformers(name: str, oracle: Callabl
         ({"draft_tokens": 2}, "the state of linear layers of the model takes in each token"),
     ],
 )
-def test_what_has_no_linear_layers_is_refused_by_name(
+def test_features_that_linear_layers_lack_are_refused_by_name(
     name: str, changes: dict[str, Any], words: str, oracle: Callable[[str], Oracle], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=words):
@@ -110,7 +110,7 @@ def test_quantised_linear_layers_stay_within_the_bars(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
-    """With LongRoPE an engine has the factors of its longest sequence, as a model has of which both lists are long."""
+    """With LongRoPE an engine has the factors of its longest sequence, like a model with long factors in both lists."""
     expected, answers = oracle(name), oracle(name).answers
     if name == "phi3-longrope":
         long = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}

@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     return asked
 
 
-def test_every_architecture_has_a_file() -> None:
+def test_every_gguf_architecture_is_tested_with_a_file() -> None:
     """Files of Llama, Mistral, Qwen3 and StarCoder2 are those of tests/models/gguf."""
     others = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Starcoder2ForCausalLM"}
     written_here = {f"{MODELS[name][0]}ForCausalLM" for name in FILES}
@@ -273,7 +273,7 @@ def test_parts_that_are_not_one_model_are_named(parts: list[Path]) -> None:
         GgufCheckpoint(parts[0])
 
 
-def test_a_decay_that_is_none_is_named(made: Callable[[str], Made], tmp_path: Path) -> None:
+def test_an_invalid_decay_is_named(made: Callable[[str], Made], tmp_path: Path) -> None:
     raw = bytearray(made("qwen3.5").path.read_bytes())
     tensor = GgufCheckpoint(made("qwen3.5").path).header.tensors["blk.1.ssm_a"]
     raw[tensor.offset : tensor.offset + 4] = np.float32(0.5).tobytes()
@@ -326,7 +326,7 @@ def test_experts_of_several_types_are_not_kept(tmp_path: Path) -> None:
         ("qwen2-moe", "expert_used_count", "missing key 'qwen2moe.expert_used_count'"),
     ],
 )
-def test_a_key_that_nothing_stands_for_is_named(
+def test_a_missing_key_without_a_default_is_refused_by_name(
     name: str, key: str, message: str, made: Callable[[str], Made], tmp_path: Path
 ) -> None:
     checkpoint = made(name).path.parent / "checkpoint"

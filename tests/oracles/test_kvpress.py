@@ -88,14 +88,16 @@ def check(found: list[Tensor], expected: list[Kept]) -> None:
 
 @pytest.mark.parametrize(("n", "window", "kernel", "budget"), [(150, 32, 7, 48), (333, 16, 63, 120), (90, 32, 5, 33)])
 @pytest.mark.parametrize("policy", ["snapkv++", "rocketkv"])
-def test_stage_one_of_rocketkv(policy: str, pair: Any, n: int, window: int, kernel: int, budget: int) -> None:
+def test_rocketkvs_eviction_keeps_what_its_press_keeps(
+    policy: str, pair: Any, n: int, window: int, kernel: int, budget: int
+) -> None:
     ids = prompt(pair, n, n)
     expected = press_prompt(RocketKVPress(ratio(budget, n), window, kernel), pair.hugging_face, ids).layers
     check(kept_by_policy(pair, policy, 40, ids, window=window, pool_kernel=kernel, prompt_budget=budget), expected)
 
 
 @pytest.mark.parametrize("n", [90, 150])
-def test_the_answer_after_eviction(pair: Any, n: int) -> None:
+def test_answers_after_eviction_equal_those_after_the_press(pair: Any, n: int) -> None:
     """Both caches evicted, positions going on from n: the same logits, though the press stores tokens by their rank."""
     ids = prompt(pair, n + NEW, n + 1)
     pressed = press_prompt(RocketKVPress(ratio(48, n), 16, 7), pair.hugging_face, ids[:n])
@@ -107,7 +109,7 @@ def test_the_answer_after_eviction(pair: Any, n: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "budget"), [(150, 80), (333, 100), (70, 66)])
-def test_the_press_as_it_comes(pair: Any, n: int, budget: int) -> None:
+def test_our_votes_with_average_pooling_keep_what_the_default_press_keeps(pair: Any, n: int, budget: int) -> None:
     """Window 64, kernel 5, average pooling that counts zeros past the ends: our votes, pooled so, keep its set."""
     ids, seen = prompt(pair, n, n), []
 
@@ -127,7 +129,7 @@ def test_the_press_as_it_comes(pair: Any, n: int, budget: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "budget", "seed"), [(150, 80, 0), (333, 100, 1), (70, 66, 2)])
-def test_snapkv_with_grouped_queries(pair: Any, n: int, budget: int, seed: int) -> None:
+def test_snapkv_by_group_keeps_what_its_press_keeps(pair: Any, n: int, budget: int, seed: int) -> None:
     """The press as it comes but for pooling, where average and maximum differ: a kernel of one is neither."""
     ids = prompt(pair, n, seed)
     expected = press_prompt(SnapKVPress(ratio(budget, n), 64, 1), pair.hugging_face, ids).layers
@@ -147,7 +149,9 @@ def ungrouped(pair: Any, family: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize(("n", "window", "kernel", "kept"), [(150, 32, 7, 48), (333, 16, 63, 120), (150, 64, 1, 80)])
-def test_snapkv_per_query_head(n: int, window: int, kernel: int, kept: int, family: Callable[..., Any]) -> None:
+def test_snapkv_by_query_head_keeps_what_its_press_keeps(
+    n: int, window: int, kernel: int, kept: int, family: Callable[..., Any]
+) -> None:
     """A press chooses for each KV head, so it is shown a model in which every query head has one of its own."""
     pair = family("llama3.1")
     ids = prompt(pair, n, n)
@@ -159,7 +163,7 @@ def test_snapkv_per_query_head(n: int, window: int, kernel: int, kept: int, fami
 
 
 @pytest.mark.parametrize(("n", "budget", "sinks"), [(150, 40, 4), (70, 69, 4), (333, 100, 0), (333, 100, 17)])
-def test_streaming_llm(pair: Any, n: int, budget: int, sinks: int) -> None:
+def test_streaming_llm_keeps_what_its_press_keeps(pair: Any, n: int, budget: int, sinks: int) -> None:
     ids = prompt(pair, n, n)
     expected = press_prompt(StreamingLLMPress(ratio(budget, n), sinks), pair.hugging_face, ids).layers
     check(kept_by_policy(pair, "streaming-llm", budget, ids, sinks=sinks), expected)
@@ -168,7 +172,7 @@ def test_streaming_llm(pair: Any, n: int, budget: int, sinks: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "budget"), [(150, 40), (70, 60)])
-def test_streaming_llm_as_in_its_paper(pair: Any, n: int, budget: int) -> None:
+def test_streaming_llm_with_cache_positions_answers_as_key_rerotation(pair: Any, n: int, budget: int) -> None:
     """Keys rotated by their rank in the cache. A step drops the oldest token first, so the press keeps one less."""
     ids = prompt(pair, n + 1, n)
     cache = read(KeyRerotationPress(StreamingLLMPress(ratio(budget - 1, n))), pair.hugging_face, ids[:n])
@@ -179,7 +183,7 @@ def test_streaming_llm_as_in_its_paper(pair: Any, n: int, budget: int) -> None:
 
 
 @pytest.mark.parametrize("n", [70, 150])
-def test_the_observed_attention_press_as_it_comes(pair: Any, n: int) -> None:
+def test_our_attention_sums_divided_by_rows_keep_what_the_press_keeps(pair: Any, n: int) -> None:
     """The press divides by the rows that saw a token and protects no last tokens: our sums, divided, keep its set."""
     ids = prompt(pair, n, n)
     pair.hugging_face.set_attn_implementation("eager")
@@ -190,7 +194,7 @@ def test_the_observed_attention_press_as_it_comes(pair: Any, n: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "budget"), [(150, 40), (333, 101), (70, 16)])
-def test_h2o(pair: Any, n: int, budget: int) -> None:
+def test_h2o_keeps_what_its_press_keeps(pair: Any, n: int, budget: int) -> None:
     ids = prompt(pair, n, n)
     pair.hugging_face.set_attn_implementation("eager")
     press = HeavyHitterPress(ratio(budget, n), recent=budget - budget // 2)
@@ -205,7 +209,7 @@ QUERY_AGNOSTIC = {
 
 
 @pytest.mark.parametrize(("n", "budget"), [(150, 40), (333, 101), (70, 16)])
-def test_tova(pair: Any, n: int, budget: int) -> None:
+def test_tova_keeps_what_its_press_keeps(pair: Any, n: int, budget: int) -> None:
     """The press keeps the last token too; it takes the mean over heads where we take the sum."""
     ids = prompt(pair, n, n)
     expected = press_prompt(TOVAPress(ratio(budget, n)), pair.hugging_face, ids).layers
@@ -224,7 +228,7 @@ def test_presses_that_need_no_question_agree(policy: str, pair: Any, n: int, bud
 
 
 @pytest.mark.parametrize(("sinks", "future"), [(0, 64), (10, 1), (1, 900)])
-def test_expected_attention_with_other_settings(pair: Any, sinks: int, future: int) -> None:
+def test_expected_attention_with_other_settings_keeps_what_its_press_keeps(pair: Any, sinks: int, future: int) -> None:
     ids = prompt(pair, 150, sinks)
     press = ExpectedAttentionPress(ratio(40, 150), n_future_positions=future, n_sink=sinks)
     settings = {"sinks": sinks, "future_positions": future}

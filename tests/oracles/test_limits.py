@@ -27,7 +27,7 @@ def run(pair: Any, policy: str, budget: int, dtype: torch.dtype = torch.float32,
 
 
 def stored(cache: ReferenceCache) -> list[list[int]]:
-    """The positions that every cache, row and head holds."""
+    """Return the positions that every cache, row and head holds."""
     rows = []
     for one in cache.caches:
         assert one.positions is not None
@@ -72,7 +72,7 @@ TWINS: dict[str, tuple[str, int, dict[str, Any], str, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("limit", TWINS)
-def test_two_methods_are_one(limit: str, family: Callable[..., Any]) -> None:
+def test_two_methods_coincide_at_a_limit_bit_for_bit(limit: str, family: Callable[..., Any]) -> None:
     policy, budget, settings, other, other_budget, other_settings = TWINS[limit]
     pair = family("longchat")
     found, cache = run(pair, policy, budget, torch.float64, **settings)

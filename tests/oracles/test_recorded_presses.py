@@ -63,7 +63,7 @@ def whole_cache(model: Any, ids: torch.Tensor) -> Any:
 
 
 def scored(model: Any, ids: torch.Tensor) -> tuple[presses.Compressor, Any]:
-    """The presses after a prefill of the prompt, and its whole cache."""
+    """Return the presses after a prefill of the prompt, and its whole cache."""
     compressor = presses.Compressor(model)
     with compressor.scoring():
         cache = whole_cache(model, ids)
@@ -103,7 +103,7 @@ def test_adakv_masks_what_it_masks_alone(press: Callable[[str], Any], model: Any
 
 
 def asked_of(ids: torch.Tensor, task: str, **question: Any) -> bench.Asked:
-    """A question with a prompt of these token ids, of at most four tokens' answer."""
+    """Return a question with a prompt of these token ids, of at most four tokens' answer."""
     whole = {"prompt": ids.tolist(), "late": [3, 1], "target": [], "answers": [], **question}
     return bench.Asked({"task": task, "questions": [whole], "max_new_tokens": 4}, 0, None, frozenset())
 

@@ -50,7 +50,7 @@ def reference(path: Path, policy: str, **settings: Any) -> ReferenceDecoder:
 
 
 class Seen:
-    """What the attention of transformers' model reads of one prompt, layer by layer."""
+    """Tensors that the attention of transformers' model reads for one prompt, layer by layer."""
 
     def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         module = sys.modules[type(model).__module__]
@@ -86,7 +86,7 @@ class Seen:
             model(PROMPT[None])
 
     def kept(self, layer: int) -> list[set[int]]:
-        """The tokens of each KV head that the queries to come are expected to attend to, and the sinks."""
+        """Return the tokens of each KV head that the queries to come are expected to attend to, and the sinks."""
         keys, values, scale = self.attended[layer]
         plain, turned = self.plain[layer].double(), self.turned[layer]
         group, found = len(plain) // len(keys), []

@@ -18,6 +18,7 @@ from kvc_trt.engine.supported import check_supported, supporting
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sharding import shards
 from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.oracles.answers import STEPS, answer_of
 from tests.oracles.family_models import SHAPE, our_config, written
@@ -44,14 +45,17 @@ def reference_of(config: ModelConfig, weights: Any) -> ReferenceDecoder:
     return ReferenceDecoder(config, weights, method=method, parameters=parameters, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "torch"])
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [("onnxruntime", None), ("openvino", None), ("torch", None), pytest.param("torch", 2, marks=pytest.mark.slow)],
+)
 def test_a_turn_answers_as_transformers_does_to_the_whole_text(
-    backend: str, checkpoint: tuple[Path, Any], tmp_path: Path
+    backend: str, ranks: int | None, checkpoint: tuple[Path, Any], tmp_path: Path
 ) -> None:
     """Contexts are shorter than the window, as long, and longer; so are turns."""
     path, model = checkpoint
     answer, _ = answer_of(model, prompt())
-    build(str(path), policy="full", output=tmp_path / "engine", verify=False, **LENGTHS)
+    build(str(path), policy="full", output=tmp_path / "engine", verify=False, tensor_parallel=ranks, **LENGTHS)
     with Engine.open(tmp_path / "engine", backend=backend, threads=1) as engine:
         for first in (1, 40, WINDOW, WINDOW + 1, 90, 150, LENGTH - 1):
             kept = engine.context(prompt()[:first].tolist())
@@ -108,7 +112,7 @@ def resolved(policy: str, *, longest: int = 256, **changes: Any) -> policies.Pol
     return policies.resolve(policy, model=config, token_budget=budget, **lengths, **changes)
 
 
-def test_a_window_that_covers_the_longest_sequence_is_none() -> None:
+def test_a_window_that_covers_the_longest_sequence_is_dropped() -> None:
     command = our_config("command-r7b-past-its-window")
     assert command.windows(WINDOW) is None
     assert command.windows(WINDOW + 1) == (WINDOW, WINDOW, WINDOW, 0)
@@ -145,19 +149,10 @@ def test_a_division_among_layers_is_refused(policy: str, changes: dict[str, Any]
         resolved(policy, **changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"draft_tokens": 2}, "sliding layers of the model drop a token"),
-        ({"backend": "torch", "tensor_parallel": 2}, "sliding layers with a rotary base of their own are not divided"),
-    ],
-)
-def test_what_has_no_sliding_layers_is_refused_by_name(
-    changes: dict[str, Any], words: str, checkpoint: tuple[Path, Any], tmp_path: Path
-) -> None:
-    chosen = {"policy": "rocketkv", "token_budget": 64, "verify": False}
-    with pytest.raises(InputError, match=words):
-        build(str(checkpoint[0]), output=tmp_path / "engine", **chosen, **LENGTHS, **changes)
+def test_drafts_are_refused_by_name(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
+    chosen = {"policy": "rocketkv", "token_budget": 64, "draft_tokens": 2, "verify": False}
+    with pytest.raises(InputError, match="sliding layers of the model drop a token"):
+        build(str(checkpoint[0]), output=tmp_path / "engine", **chosen, **LENGTHS)
 
 
 def test_backends_that_need_a_kernel_for_each_operator_are_refused_by_name() -> None:
@@ -166,12 +161,12 @@ def test_backends_that_need_a_kernel_for_each_operator_are_refused_by_name() -> 
         check_supported(resolved("full"), 4, "tensorrt", backends())
 
 
-def test_ranks_have_no_sliding_layers() -> None:
-    config = our_config("command-r7b-past-its-window")
-    inside, past = (
-        policies.resolve("full", model=config, token_budget=None, max_input_len=longest - 8, max_output_len=8)
-        for longest in (WINDOW, WINDOW + 1)
-    )
-    check_parallel(2, config, inside)
-    with pytest.raises(InputError, match="it has no kernel for prompt eviction layer-window"):
-        check_parallel(2, config, past)
+def test_ranks_divide_the_rings_and_refuse_what_else_has_no_kernel() -> None:
+    """Nothing is chosen in a ring, whatever runs it; a policy still chooses in the full layers."""
+    config = our_config("gemma3")
+    for policy in ("full", "rocketkv"):
+        check_parallel(2, config, resolved(policy))
+    with pytest.raises(InputError, match="policy h2o is not divided among ranks, as it has no kernel"):
+        check_parallel(2, config, resolved("h2o"))
+    with pytest.raises(InputError, match="a norm over all heads of queries or keys is not divided"):
+        shards(our_config("olmo3"), 2)

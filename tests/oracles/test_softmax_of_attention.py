@@ -50,7 +50,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
 @pytest.mark.parametrize("policy", [one for one in TAKEN if one not in LIKE_OTHERS])
-def test_an_engine_verifies(policy: str, backend: str, model: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_engines_with_caps_and_sinks_pass_verification(
+    policy: str, backend: str, model: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {} if policy == "full" else {"token_budget": 128 if policy == "snapkv" else 64}
     _check(checkpoints(model), tmp_path, backend, policy=policy, **settings)
 
@@ -88,12 +90,12 @@ def _check(checkpoint: Path, directory: Path, backend: str, **settings: Any) -> 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("policy", REFUSED)
-def test_a_policy_that_scores_without_them_is_refused(policy: str, model: str) -> None:
+def test_policies_that_score_without_caps_or_sinks_are_refused(policy: str, model: str) -> None:
     with pytest.raises(InputError, match=f"policy {policy}: .* without the {MODELS[model]}( of attention)? of "):
         resolve(policy, our_config(model))
 
 
-def test_heads_that_are_cached_apart_have_no_sinks() -> None:
+def test_heads_cached_apart_are_refused_for_models_with_sinks() -> None:
     apart = {"token_budget": 150, "sinks": 4, "recent": 20, "head_scores": [[0.9, 0.1], [0.2, 0.8]]}
     assert resolve("duo-attention", our_config("gemma2-within-its-window"), **apart).retrieval_heads is not None
     with pytest.raises(InputError, match="sinks of GptOssForCausalLM are not divided among them"):
@@ -101,12 +103,12 @@ def test_heads_that_are_cached_apart_have_no_sinks() -> None:
 
 
 @pytest.mark.parametrize("model", ["gemma2-within-its-window", "gpt-oss"])
-def test_ranks_refuse_them(model: str) -> None:
+def test_tensor_parallel_ranks_refuse_caps_and_sinks(model: str) -> None:
     with pytest.raises(InputError, match=r"capped logits, sinks of attention|feed-forward blocks of experts"):
         shards(our_config(model), 2)
 
 
-def test_tensorrt_refuses_them() -> None:
+def test_tensorrt_refuses_caps_and_sinks() -> None:
     model = our_config("gemma2-within-its-window")
     for graph in weightless_graphs(model, resolve("rocketkv", model), "bf16"):
         with pytest.raises(InputError, match="attention with capped logits or sinks, which no kernel for TensorRT"):
@@ -114,7 +116,7 @@ def test_tensorrt_refuses_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma3", "mixtral"])
-def test_models_without_them_are_recorded_as_before(name: str) -> None:
+def test_models_without_caps_and_sinks_are_recorded_as_before(name: str) -> None:
     """Otherwise no context of an older engine would fit a new one."""
     model = our_config(name)
     later = model.description.later_parts
@@ -126,7 +128,7 @@ def test_models_without_them_are_recorded_as_before(name: str) -> None:
     assert "attention_softcap=1.5" in capped.identity
 
 
-def test_no_native_operator_stands_for_them() -> None:
+def test_no_native_operator_replaces_attention_with_caps_or_sinks() -> None:
     every = {native_name(name, {}) for name in OPERATORS}
     calls = [helper.make_node("KvcDenseAttention", [], [], domain=KVC_DOMAIN, softmax=code) for code in (0, 1, 2)]
     assert [list(native_in([call], every)) for call in calls] == [["KvcDenseAttention"], [], []]

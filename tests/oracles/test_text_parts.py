@@ -157,12 +157,12 @@ def test_experts_of_qwen_3_5_are_read_as_they_are_published(form: str, tmp_path:
 
 @pytest.mark.parametrize("prefix", MODELS)
 def test_every_field_beside_the_decoder_is_of_images_or_read(prefix: str) -> None:
-    """What neither reads could change what the model answers to text."""
+    """A field that neither reads could change the model's answer to text."""
     theirs = set(getattr(transformers, f"{prefix}Config")().to_dict())
     assert theirs - OF_IMAGES - HARMLESS - {"architectures", "dtype"} == {"text_config", "tie_word_embeddings"}
 
 
-def test_what_published_files_leave_out_is_what_transformers_takes() -> None:
+def test_fields_that_published_files_leave_out_have_transformers_defaults() -> None:
     """Gemma 3 4B and 12B state in `text_config` what differs from the class's defaults."""
     stated = {
         "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,

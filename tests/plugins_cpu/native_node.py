@@ -30,7 +30,7 @@ class NativeNode(SingleNode):
 
 
 def native_session(model: ModelProto, library: native.NativeOperators, threads: int = 1):
-    """A model that was prepared for the library, on it."""
+    """Return a model that was prepared for the library, on it."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4

@@ -23,7 +23,7 @@ from tests.plugins_cpu.native_node import native_session
 
 
 def model(emit: Emitter, x: np.ndarray, outputs: list[str], **constants: np.ndarray) -> onnx.ModelProto:
-    """A graph of the emitted nodes behind products with constant matrices, which make it a part of a layer."""
+    """Return a graph of the emitted nodes behind products with constant matrices, which make it a part of a layer."""
     values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["tokens", x.shape[1]])]
     made = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
@@ -73,13 +73,15 @@ def check_gated(library: Path, x: np.ndarray, size: int, seed: int, *, joined: b
 @pytest.mark.pairwise
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("size", [16, 37, 400])
-def test_gated_units(library: Path, instructions: str, joined: bool, size: int) -> None:
+def test_native_gated_units_equal_their_nodes(library: Path, instructions: str, joined: bool, size: int) -> None:
     check_gated(library, normal(0, 70, 24), size, 1, joined=joined)
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 20), st.integers(1, 70), st.booleans(), st.integers(0, 1000), ANY_INSTRUCTIONS)
-def test_any_gated_unit(library: Path, tokens: int, size: int, joined: bool, seed: int, instructions: str) -> None:
+def test_random_native_gated_units_equal_their_nodes(
+    library: Path, tokens: int, size: int, joined: bool, seed: int, instructions: str
+) -> None:
     use_at_most(library, instructions)
     check_gated(library, normal(seed, tokens, 8), size, seed, joined=joined)
 
@@ -102,21 +104,23 @@ def normed(x: np.ndarray, seed: int, *outputs: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("size", [16, 33, 250])
-def test_sums_and_norms(library: Path, instructions: str, size: int) -> None:
+def test_native_sums_and_norms_equal_their_nodes(library: Path, instructions: str, size: int) -> None:
     x = normal(0, 90, size)
     compare(library, normed(x, 1, "sum", "y"), x, ADD_NORM, 2e-5)
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 20), st.integers(1, 70), st.integers(0, 1000), ANY_INSTRUCTIONS)
-def test_any_sum_and_norm(library: Path, tokens: int, size: int, seed: int, instructions: str) -> None:
+def test_random_native_sums_and_norms_equal_their_nodes(
+    library: Path, tokens: int, size: int, seed: int, instructions: str
+) -> None:
     use_at_most(library, instructions)
     x = normal(seed, tokens, size)
     compare(library, normed(x, seed, "y"), x, ADD_NORM, 2e-5)
 
 
 def rotated(x: np.ndarray, heads: int, kv_heads: int, size: int, *outputs: str, **rotary: int) -> onnx.ModelProto:
-    """The rotation in the form of a decode graph."""
+    """Return the rotation in the form of a decode graph."""
     emit = Emitter()
     both, width = heads + kv_heads, (heads + 2 * kv_heads) * size
     cos, sin = (emit.Gather(name, np.arange(len(x)).reshape(-1, 1)) for name in ("cosines", "sines"))
@@ -132,23 +136,25 @@ def rotated(x: np.ndarray, heads: int, kv_heads: int, size: int, *outputs: str, 
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 64), (3, 1, 20), (2, 2, 6)])
-def test_rotated_heads(library: Path, instructions: str, heads: int, kv_heads: int, size: int) -> None:
+def test_native_rotated_heads_equal_their_nodes(
+    library: Path, instructions: str, heads: int, kv_heads: int, size: int
+) -> None:
     x = normal(0, 5, 12)
     compare(library, rotated(x, heads, kv_heads, size, "q", "k", "v"), x, ROTATED_HEADS, 5e-6)
 
 
-def test_a_value_that_is_an_output_stays(library: Path) -> None:
+def test_a_value_that_is_an_output_is_not_fused(library: Path) -> None:
     """A value that is exposed for verification is computed by its own node."""
     x = normal(0, 5, 12)
     compare(library, rotated(x, 4, 2, 8, "q", "k", "v", "first"), x, None, 5e-6)
 
 
-def test_other_rotations_stay(library: Path) -> None:
+def test_interleaved_rotations_are_not_fused(library: Path) -> None:
     x = normal(0, 5, 12)
     compare(library, rotated(x, 4, 2, 8, "q", "k", "v", interleaved=1), x, None, 5e-6)
 
 
-def test_halves_with_another_reader_stay(library: Path) -> None:
+def test_halves_with_another_reader_are_not_fused(library: Path) -> None:
     x = normal(0, 5, 12)
     part = gated(x, 8, 0, joined=True)
     part.graph.output.append(helper.make_tensor_value_info("gate", TensorProto.FLOAT, None))

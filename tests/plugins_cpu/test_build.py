@@ -45,7 +45,7 @@ def test_code_of_one_instruction_set_is_never_merged_with_that_of_another(librar
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", sorted(path.name for path in KERNELS.glob("*.cpp") if path.name != "choice.cpp"))
-def test_nor_is_it_where_the_compiler_inlines_nothing(source: str, tmp_path: Path) -> None:
+def test_code_is_never_merged_even_without_inlining(source: str, tmp_path: Path) -> None:
     made = tmp_path / "made.o"
     options = ["-std=c++20", "-O0", "-fno-inline", "-DKVC_TARGET=portable", f"-I{KERNELS.parent}"]
     subprocess.run(["c++", *options, "-c", str(KERNELS / source), "-o", str(made)], check=True)

@@ -33,7 +33,7 @@ def run(rows: Rows, library: Path, threads: int = 1) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("of_turn", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_rows_of_different_lengths_in_one_batch(
+def test_rows_of_different_lengths_equal_the_reference(
     library: Path, instructions: str, of_turn: bool, kv_heads: int, threads: int
 ) -> None:
     rows = averaged(mixed_rows(of_turn=of_turn, kv_heads=kv_heads))
@@ -42,7 +42,7 @@ def test_rows_of_different_lengths_in_one_batch(
 
 @settings(max_examples=60, deadline=None)
 @given(drawn_rows(), ANY_INSTRUCTIONS)
-def test_any_rows(library: Path, rows: Rows, instructions: str) -> None:
+def test_random_rows_equal_the_reference(library: Path, rows: Rows, instructions: str) -> None:
     use_at_most(library, instructions)
     check(averaged(rows), run(averaged(rows), library))
 

@@ -40,7 +40,7 @@ def natively(case: LinearCase, library: Path, *, step: bool = False, threads: in
     part=PARTS, lengths=st.lists(st.integers(1, 12), min_size=1, max_size=3), repeated=st.booleans(),
     seed=st.integers(0, 100), instructions=ANY_INSTRUCTIONS,
 )  # fmt: skip
-def test_any_shape_is_right(
+def test_random_shapes_equal_the_exact_recurrence(
     library: Path, part: Linear, lengths: list[int], repeated: bool, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)
@@ -50,7 +50,9 @@ def test_any_shape_is_right(
 
 @settings(deadline=None, max_examples=20)
 @given(part=PARTS, rows=st.integers(1, 3), seed=st.integers(0, 100), instructions=ANY_INSTRUCTIONS)
-def test_a_step_takes_in_one_token(library: Path, part: Linear, rows: int, seed: int, instructions: str) -> None:
+def test_a_step_equals_the_exact_recurrence(
+    library: Path, part: Linear, rows: int, seed: int, instructions: str
+) -> None:
     use_at_most(library, instructions)
     case = linear_case(part, np.random.default_rng(seed), (1,) * rows, step=True)
     assert case.error(*natively(case, library, step=True)) <= BAR
@@ -91,7 +93,7 @@ def test_padding_and_neighbours_leave_no_trace(library: Path, instructions: str,
     assert (after[0][0, length:] == 0).all()
 
 
-def test_a_number_that_is_none_stays_in_its_heads(library: Path, instructions: str) -> None:
+def test_nan_stays_in_its_heads(library: Path, instructions: str) -> None:
     case = linear_case(PUBLISHED, np.random.default_rng(6), (1, 1), step=True)
     case.inputs["write"][0, 1] = np.nan
     output, _, memory = natively(case, library, step=True)

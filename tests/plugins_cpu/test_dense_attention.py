@@ -47,7 +47,7 @@ def check(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
         (14, 2, 80, 1030, [511, 512, 1023, 1029]),  # both sides of the border between parts
     ],
 )
-def test_results_are_the_bodys(
+def test_native_results_equal_the_bodys(
     library: Path, instructions: str, threads: int, heads: int, kv_heads: int, size: int, capacity: int,
     lengths: list[int],
 ) -> None:  # fmt: skip
@@ -65,7 +65,7 @@ def test_results_are_the_bodys(
     st.integers(0, 1000),
     ANY_INSTRUCTIONS,
 )
-def test_any_shape_is_right(
+def test_random_shapes_equal_the_body(
     library: Path, lengths: list[int], group: int, kv_heads: int, size: int, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)

@@ -58,7 +58,7 @@ def test_steps_that_the_library_lacks_run_bodies_and_wait(library: Path, program
     assert kinds[0].count("Expand") == kinds[1].count("Expand") > 0
 
 
-def test_bodies_wait_and_other_products_stay(programs):
+def test_a_draft_graph_without_native_operators_is_unchanged(programs):
     program = programs("rocketkv")
     written = prepare(read_graph(program.draft), ())
     assert prepare_draft(written, ()) == written

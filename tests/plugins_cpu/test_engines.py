@@ -38,7 +38,7 @@ STEPS = 12
 def decoded(
     program: Program, threads: int, expose: tuple[str, ...] = (), fed: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """The tokens of every step, the exposed lists of the last one, its logits and the state behind it.
+    """Return the tokens of every step, the exposed lists of the last one, its logits and the state behind it.
 
     `fed` has the tokens of every step [STEPS + 1,B]; without it each is the likeliest after the last."""
     executor = OnnxRuntimeExecutor(program, RunOptions(threads=threads), expose=expose)

@@ -1,4 +1,4 @@
-"""What of a weight file is in memory: with native operators, experts that no token has chosen are not."""
+"""With native operators, experts that no token has chosen stay out of memory."""
 
 from __future__ import annotations
 

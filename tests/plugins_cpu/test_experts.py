@@ -40,7 +40,7 @@ WIDTHS = pytest.mark.parametrize(
     part=experts(), tokens=st.integers(1, 60), blocks=st.integers(1, 5), ties=st.booleans(),
     seed=st.integers(0, 1000), instructions=ANY_INSTRUCTIONS,
 )  # fmt: skip
-def test_any_shape_is_right(
+def test_random_shapes_equal_the_reference(
     library: Path, bits: int | None, wide: bool, part: Experts, tokens: int, blocks: int, ties: bool, seed: int,
     instructions: str,
 ) -> None:  # fmt: skip
@@ -85,7 +85,7 @@ def test_all_tokens_of_one_expert_are_right_and_others_are_not_read(
 
 @pytest.mark.parametrize("tokens", [10, 30, 80])
 @WIDTHS
-def test_what_the_other_tokens_choose_does_not_change_a_bit_of_a_token(
+def test_choices_of_other_tokens_do_not_change_a_bit_of_a_token(
     library: Path, instructions: str, bits: int | None, wide: bool, tokens: int
 ) -> None:
     """The first token's expert computes it alone, or every token."""
@@ -100,7 +100,7 @@ def test_what_the_other_tokens_choose_does_not_change_a_bit_of_a_token(
     np.testing.assert_array_equal(*found)
 
 
-def test_a_number_that_is_none_ranks_below_every_other(library: Path, instructions: str) -> None:
+def test_nan_router_logits_rank_below_every_number(library: Path, instructions: str) -> None:
     case = expert_case(Experts(4, 2, 32), np.random.default_rng(7), tokens=5, hidden=64)
     case.inputs["router"][1] = np.nan
     rest = [0, 2, 3]

@@ -31,7 +31,7 @@ def turn(
 
 
 def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """The reference's result in float64."""
+    """Return the reference's result in float64."""
     tensors = [torch.from_numpy(array.astype(np.float64)) for array in (q, k, v)]
     new = torch.full((len(stored),), q.shape[2])
     return reference.extend_attention(*tensors, torch.from_numpy(stored), new).numpy()
@@ -43,7 +43,7 @@ def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, stored: np.ndarray) -> np
     ("stored", "block", "group", "size"),
     [([0], 1, 4, 64), ([63, 64, 65], 64, 1, 80), ([200, 0, 17], 130, 3, 20), ([500], 7, 5, 32), ([1, 129], 1, 2, 64)],
 )
-def test_results_are_the_bodys(
+def test_native_results_equal_the_bodys(
     library: Path, instructions: str, threads: int, stored: list[int], block: int, group: int, size: int
 ) -> None:
     arrays = turn(stored, block, group=group, size=size, spare=3)
@@ -61,7 +61,7 @@ def test_results_are_the_bodys(
     st.integers(0, 1000),
     ANY_INSTRUCTIONS,
 )
-def test_any_turn_is_right(
+def test_random_turns_equal_exact_attention(
     library: Path, stored: list[int], block: int, group: int, size: int, spare: int, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)

@@ -49,7 +49,9 @@ def check(found: np.ndarray, x: np.ndarray, matrix: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "columns", "rows"), [(128, 96, 64), (7, 33, 100), (1, 2100, 17), (70, 1024, 130)])
-def test_results_are_gemms(library: Path, instructions: str, tokens: int, columns: int, rows: int) -> None:
+def test_native_products_equal_exact_ones(
+    library: Path, instructions: str, tokens: int, columns: int, rows: int
+) -> None:
     x, matrix = normal(0, tokens, columns), normal(1, rows, columns)
     check(product(library, x, gemm(matrix)), x, matrix)
 
@@ -59,7 +61,7 @@ def test_results_are_gemms(library: Path, instructions: str, tokens: int, column
     st.integers(1, 40), st.integers(1, 150), st.integers(1, 150), st.sampled_from([1, 2]), st.integers(0, 1000),
     ANY_INSTRUCTIONS,
 )  # fmt: skip
-def test_any_shape_is_right(
+def test_random_shapes_equal_exact_products(
     library: Path, tokens: int, columns: int, rows: int, threads: int, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)
@@ -67,7 +69,7 @@ def test_any_shape_is_right(
     check(product(library, x, gemm(matrix), threads=threads), x, matrix)
 
 
-def test_more_tokens_than_are_multiplied_at_once(library: Path, instructions: str) -> None:
+def test_products_of_several_chunks_of_tokens_equal_exact_ones(library: Path, instructions: str) -> None:
     x, matrix = normal(0, 4100, 40), normal(1, 20, 40)
     check(product(library, x, gemm(matrix), threads=2), x, matrix)
 

@@ -27,7 +27,9 @@ def product(library: Path, x: np.ndarray, matrix: np.ndarray, bias: np.ndarray |
 
 
 @pytest.mark.parametrize(("tokens", "columns", "rows"), [(1, 96, 64), (5, 33, 100), (9, 576, 130), (40, 7, 3)])
-def test_results_are_gemms(library: Path, instructions: str, tokens: int, columns: int, rows: int) -> None:
+def test_native_products_equal_exact_ones(
+    library: Path, instructions: str, tokens: int, columns: int, rows: int
+) -> None:
     x, matrix = normal(0, tokens, columns), normal(1, rows, columns)
     check(product(library, x, matrix), x, matrix)
 
@@ -37,7 +39,7 @@ def test_results_are_gemms(library: Path, instructions: str, tokens: int, column
     st.integers(1, 20), st.integers(1, 150), st.integers(1, 150), st.sampled_from([1, 2]), st.integers(0, 1000),
     ANY_INSTRUCTIONS,
 )  # fmt: skip
-def test_any_shape_is_right(
+def test_random_shapes_equal_exact_products(
     library: Path, tokens: int, columns: int, rows: int, threads: int, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)

@@ -41,7 +41,7 @@ def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     ("batch", "heads", "kv_heads", "size", "length"),
     [(1, 4, 1, 64, 256), (2, 6, 2, 80, 128), (1, 2, 2, 20, 384), (1, 10, 2, 32, 512)],
 )
-def test_results_are_the_bodys(
+def test_native_results_equal_the_bodys(
     library: Path, instructions: str, threads: int, batch: int, heads: int, kv_heads: int, size: int, length: int
 ) -> None:
     body = PREFILL_ATTENTION.body(Layout(HeadShape(heads, kv_heads, size)))

@@ -29,7 +29,7 @@ def attributes(inputs: int, outputs: int, bits: int, *, wide: bool = False) -> d
 
 
 def matrix(seed: int, outputs: int, inputs: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every level and scales of both signs, some of them zero or denormal."""
+    """Return every level and scales of both signs, some of them zero or denormal."""
     rng = np.random.default_rng(seed)
     packed = rng.integers(0, 256, (outputs, inputs // 32, 4 * bits), dtype=np.uint8)
     scales = rng.choice([1, -1, 0, 2**-8, 2**-24], (outputs, inputs // 32)) * rng.uniform(0.5, 1)
@@ -69,7 +69,7 @@ def test_results_are_within_the_bound(
     st.integers(1, 20), st.integers(1, 40), st.integers(1, 80), st.sampled_from([4, 8]), st.booleans(),
     st.integers(0, 1000), ANY_INSTRUCTIONS,
 )  # fmt: skip
-def test_any_shape_is_right(
+def test_random_shapes_are_within_the_bound(
     library: Path, tokens: int, blocks: int, outputs: int, bits: int, wide: bool, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)
@@ -130,7 +130,7 @@ def test_zeros_give_zeros(library: Path, instructions: str, wide: bool) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tokens", [2, 20])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
-def test_an_input_that_is_no_number_spoils_its_token_and_no_other(
+def test_a_nan_input_spoils_its_token_and_no_other(
     library: Path, instructions: str, value: float, tokens: int, bits: int, wide: bool
 ) -> None:
     packed, scales = matrix(10, 40, 96, bits)

@@ -32,7 +32,7 @@ def nodes(library: Path, form: str, size: int, threads: int = 1) -> tuple[Single
 
 
 def inputs(form: str, lengths: list[int], heads: int, kv_heads: int, size: int, capacity: int, seed: int = 0):
-    """A step of rows with that many entries; slots past them hold zeros."""
+    """Return a step of rows with that many entries; slots past them hold zeros."""
     rows = len(lengths)
     used = (np.arange(capacity) < np.array(lengths)[:, None])[:, None, :, None]
     keys, values = (normal(seed + i, rows, kv_heads, capacity, size) for i in (3, 4))
@@ -60,7 +60,7 @@ def check(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
         (2, 1, 256, 40, [39]),
     ],
 )
-def test_results_are_the_bodys(
+def test_native_results_equal_the_bodys(
     library: Path, instructions: str, threads: int, form: str, heads: int, kv_heads: int, size: int, capacity: int,
     lengths: list[int],
 ) -> None:  # fmt: skip
@@ -79,7 +79,7 @@ def test_results_are_the_bodys(
     st.integers(0, 1000),
     ANY_INSTRUCTIONS,
 )
-def test_any_shape_is_right(
+def test_random_shapes_equal_the_body(
     library: Path, form: str, lengths: list[int], group: int, kv_heads: int, size: int, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)

@@ -26,7 +26,7 @@ EVERY_FORMAT = pytest.mark.parametrize("form", FORMATS)
 
 @cache
 def native(body: SingleNode, library: Path, threads: int = 2) -> NativeNode:
-    """The operator of a node, by the library."""
+    """Return the operator of a node, by the library."""
     return NativeNode(body.body, body.attributes, library, threads)
 
 
@@ -79,7 +79,7 @@ def test_survivors_of_exact_votes_are_stored_as_the_reference_stores_them(
 @SIZES
 @KV_HEADS
 @pytest.mark.parametrize("fp8", [0, 1])
-def test_what_a_turn_keeps_moves_as_it_is(
+def test_a_turn_moves_kept_codes_unchanged(
     library: Path, instructions: str, form: str, size: int, kv_heads: int, fp8: int
 ) -> None:
     made = turns.turn(kv_heads, size, "float32", seed=size)

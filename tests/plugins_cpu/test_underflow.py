@@ -36,7 +36,7 @@ class NativeOperator:
 
 
 @pytest.mark.parametrize("policy", ["rocketkv", "pyramidkv", "snapkv"])
-def test_native_operators_choose_rightly(
+def test_native_operators_choose_by_the_rule_where_weights_underflow(
     policy: str, library: Path, instructions: str, make_engine, parameters_for
 ) -> None:
     loaded = native.load(library)

@@ -77,7 +77,7 @@ def _packages(environment: Path) -> Path:
 
 
 def _needed(requires: Iterable[str]) -> list[metadata.Distribution]:
-    """What these requirements name and what that requires in turn: kvc-trt[serve]."""
+    """Return the distributions that these requirements name and their own requirements: kvc-trt[serve]."""
     waiting = [(Requirement(text), frozenset(["", "serve"])) for text in requires]
     found: dict[str, metadata.Distribution] = {}
     seen = set()
@@ -95,7 +95,7 @@ def _needed(requires: Iterable[str]) -> list[metadata.Distribution]:
 
 @pytest.fixture(scope="module")
 def alone(environment: Path) -> dict[str, Any]:
-    """How kvc-trt is run where there is no program but those of its environment."""
+    """Return arguments for subprocess.run that leave kvc-trt no programs but those of its environment."""
     home = environment.parent
     variables = {"PATH": str(environment / "bin"), "HOME": str(home), "KVC_TRT_CACHE": str(home / "cache")}
     return {"cwd": home, "env": variables, "text": True}
@@ -121,7 +121,7 @@ def demo(command: Callable[..., tuple[int, str, str]]) -> str:
 
 
 def test_the_wheel_is_one_for_other_distributions_of_linux(wheel: Path) -> None:
-    """Whose tag says what it needs: no library but those that they all have, and a glibc no newer than this one."""
+    """Its tag says what it needs: no library but those that they all have, and a glibc no newer than this one."""
     assert re.fullmatch(rf"kvc_trt-{re.escape(__version__)}-py3-none-linux_\w+\.whl", wheel.name)
     shown = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", str(wheel)], capture_output=True, text=True, check=True
@@ -149,7 +149,7 @@ def test_a_build_says_what_verification_lacks_before_it_builds(command, alone) -
     assert not (alone["cwd"] / "unverified").exists()
 
 
-def test_the_first_answer(command, demo: str) -> None:
+def test_the_installed_wheel_answers_the_demo(command, demo: str) -> None:
     needle = build.ROOT / "docs" / "demo" / "needle.txt"
     code, printed, said = command("run", demo, "--prompt-file", str(needle))
     assert (code, printed.strip()) == (0, ANSWER)
@@ -163,7 +163,7 @@ def test_tasks_are_asked_without_pytorch(command, demo: str) -> None:
     assert "accuracy of retrieval-tiny" in printed
 
 
-def test_the_first_served_answer(environment: Path, alone: dict[str, Any], demo: str) -> None:
+def test_the_installed_wheel_serves_the_demo(environment: Path, alone: dict[str, Any], demo: str) -> None:
     line = [str(environment / "bin" / "kvc-trt"), "serve", demo, "--port", "0"]
     server = subprocess.Popen(line, **alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     limit = Timer(120, server.kill)

@@ -118,7 +118,7 @@ class Call:
         self.library.call(self.operation, self.params, self.workspace, self.bytes)
 
     def refused(self, call: Callable[[], object], status: Status = Status.INVALID_PARAMETER) -> str:
-        """The message of a refusal, after a check that every byte is as it was."""
+        """Return the message of a refusal, after a check that every byte is as it was."""
         with pytest.raises(KernelError) as caught:
             call()
         assert caught.value.status == status, caught.value
@@ -127,6 +127,6 @@ class Call:
         return str(caught.value).removeprefix(f"{self.operation}: ").removesuffix(f" ({status.name})")
 
     def workspace_refusal(self) -> str:
-        """The message of a workspace query that is refused without its result being written."""
+        """Return the message of a workspace query that is refused without its result being written."""
         text = self.refused(lambda: self.library.workspace_bytes(self.operation, self.params))
         return text.removeprefix(f"{self.operation}_workspace: ")

@@ -78,7 +78,7 @@ def host_objects() -> list[Path]:
 
 
 def kernel_objects(source: str) -> list[Path]:
-    """The kernels of one source."""
+    """Return the kernels of one source."""
     return [path for path in _objects("kvc_emulation_objects") if path.name == f"{source}.o"]
 
 
@@ -94,7 +94,7 @@ def emulation() -> Path:
 
 
 def cuda() -> Path:
-    """The kernels compiled by nvcc."""
+    """Return the kernels compiled by nvcc."""
     return build("kvc_kernels", "-DKVC_CUDA=ON", "-DKVC_EMULATION=OFF")
 
 

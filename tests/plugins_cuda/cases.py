@@ -25,7 +25,7 @@ FP8 = pytest.mark.parametrize("fp8", [False, True], ids=["own", "fp8"])
 
 class _Case:
     def to(self, device: str | torch.device) -> Any:
-        """A copy of the case with every tensor on `device`, so that the original does not change."""
+        """Return a copy of the case with every tensor on `device`, so that the original does not change."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         return replace(self, **{name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
 
@@ -84,7 +84,7 @@ def compact_case(
     length: int | None = None, budget: int = 24, capacity: int | None = None, pool: int = 5, page: int = 4,
     dtype: torch.dtype = torch.float32, seed: int = 0, ties: bool = False, distinct: int = 5, fp8: bool = False,
 ) -> CompactCase:  # fmt: skip
-    """A prompt batch with rows of `lengths`; `ties` draws the keys from `distinct` dyadic vectors."""
+    """Return a prompt batch with rows of `lengths`; `ties` draws the keys from `distinct` dyadic vectors."""
     make = torch.Generator().manual_seed(seed)
     longest = max(max(lengths), 1) if length is None else length
     shape = (len(lengths), kv_heads, longest, size)
@@ -139,13 +139,13 @@ def step_case(
 
 
 def bounds_of(keys: Tensor, lengths: Tensor, page: int, *, fp8: bool | int = False) -> Tensor:
-    """The bounds [B,G,2D,P] of a cache [B,G,C,D], of its type or fp8."""
+    """Return the bounds [B,G,2D,P] of a cache [B,G,C,D], of its type or fp8."""
     extremes = page_bounds(keys.float(), lengths, page, fp8=bool(fp8))
     return reference_ops.channel_major(*extremes, keys.dtype, fp8=bool(fp8))
 
 
 def with_key(case: StepCase, slots: int | slice, channel: int, value: float) -> StepCase:
-    """The case with one channel of some keys replaced in the KV heads of row 0, and its bounds."""
+    """Return the case with one channel of some keys replaced in the KV heads of row 0, and its bounds."""
     keys = case.k_cache.clone()
     keys[0, :, slots, channel] = value
     bounds = bounds_of(keys, case.cache_lengths, case.page_size, fp8=case.fp8_bounds)
@@ -153,7 +153,7 @@ def with_key(case: StepCase, slots: int | slice, channel: int, value: float) -> 
 
 
 def without_pages(case: StepCase, pages: int) -> StepCase:
-    """The case, of fp32, in which the first pages of row 0 score minus infinity in every head.
+    """Return the case, of fp32, in which the first pages of row 0 score minus infinity in every head.
 
     Their keys are so low on channel 0, which every query chooses and rates 4, that the product overflows.
     """

@@ -24,7 +24,7 @@ def truncates(library: KernelLibrary, dtype: torch.dtype) -> bool:
 
 
 def run_compact(library: KernelLibrary, case: CompactCase) -> CompactResult:
-    """The library's answer, on the CPU; results are written over NaN and -7."""
+    """Return the library's answer, on the CPU; results are written over NaN and -7."""
     moved = case.to(library.device_type)
     expected = reference_ops.compute("compact", case.arguments())
     poison = (torch.full_like(t, math.nan if t.is_floating_point() else -7) for t in expected)

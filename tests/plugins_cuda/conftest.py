@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """On tensors this small, threads only wait for each other."""
+    """Run torch on one thread: on tensors this small, threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

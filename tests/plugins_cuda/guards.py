@@ -47,13 +47,13 @@ class Mistake(NamedTuple):
 
 
 def with_mistake(text: str, right: str, wrong: str) -> str:
-    """The file with the mistake alone."""
+    """Return the file with the mistake alone."""
     assert text.count(right) == 1, f"the file has changed: {right!r} occurs there {text.count(right)} times"
     return text.replace(right, wrong)
 
 
 def guarded(text: str, mistakes: Sequence[Mistake]) -> str:
-    """The file with every mistake beside the right text."""
+    """Return the file with every mistake beside the right text."""
     guards = sorted((_guard(text, mistake) for mistake in mistakes), key=lambda one: (one.start, -one.end))
     return _Nested(iter(guards)).rendered(text, 0, len(text))
 
@@ -121,7 +121,7 @@ class _Tokens:
         return partners
 
     def top(self, first: int, end: int) -> list[str]:
-        """Tokens of a range, without those inside brackets."""
+        """Return the tokens of a range, without those inside brackets."""
         names = []
         while first < end:
             names.append(self.names[first])
@@ -148,11 +148,11 @@ class _Tokens:
         )
 
     def before(self, place: int) -> int:
-        """The place before, or that of the bracket which the one there closes."""
+        """Return the place before, or that of the bracket which the one there closes."""
         return min(place - 1, self.partners.get(place - 1, place - 1))
 
     def behind(self, end: int) -> int:
-        """The end of a range that has one more token, and the tokens in brackets if it opens some."""
+        """Return the end of a range that has one more token, and the tokens in brackets if it opens some."""
         return max(end, self.partners.get(end, end)) + 1
 
 
@@ -186,7 +186,7 @@ class _Difference:
         return _Guard(start, end, number, wrong, are_statements)
 
     def top(self) -> list[str]:
-        """Tokens of both ranges outside brackets."""
+        """Return the tokens of both ranges outside brackets."""
         return self._file.top(self._first, self._end) + self._changed.top(self._first, self._end + self._longer)
 
     def close(self) -> None:

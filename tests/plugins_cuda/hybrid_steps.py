@@ -39,7 +39,7 @@ def steps(draw: Any, dtype: torch.dtype) -> StepCase:
 
 
 def small(**changes: Any) -> StepCase:
-    """A step whose long rows select: 2 KV heads of 4 query heads, pages of 3, 101 slots."""
+    """Return a step whose long rows select: 2 KV heads of 4 query heads, pages of 3, 101 slots."""
     settings_ = {"lengths": (100, 64, 10), "heads": 8, "size": 64, "capacity": 101, "page": 3, "top_r": 23, "top_k": 16}
     return step_case(**(settings_ | {"token_budget": 16} | changes))
 

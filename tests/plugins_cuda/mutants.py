@@ -83,7 +83,7 @@ class Mutants:
 
 
 def compile_mutant(mutation: Mutation, *sources: str, flags: Sequence[str] = ()) -> Path:
-    """A library of the operation in `sources` with one mistake; `flags` are for the kernels alone."""
+    """Return a library of the operation in `sources` with one mistake; `flags` are for the kernels alone."""
     text = (PLUGINS / mutation.file).read_text()
     return _compile_changed({mutation.file: with_mistake(text, mutation.right, mutation.wrong)}, sources, flags)
 
@@ -125,7 +125,7 @@ def _try_out(library: Path, number: int, check: Check, answer: Connection) -> No
 
 
 def _compile_changed(texts: Mapping[str, str], sources: Sequence[str], flags: Sequence[str]) -> Path:
-    """A library of some sources in which files of plugins_cuda have other texts."""
+    """Return a library of some sources in which files of plugins_cuda have other texts."""
     overlay = Path(tempfile.mkdtemp(dir=_directory.name))
     for file, text in texts.items():
         changed = overlay / file
@@ -142,7 +142,7 @@ def _compile_changed(texts: Mapping[str, str], sources: Sequence[str], flags: Se
 
 @functools.cache
 def _prefix(*flags: str) -> Path:
-    """A header that every kernel includes, compiled: the emulation, which no mutation changes.
+    """Return a header that every kernel includes, compiled: the emulation, which no mutation changes.
 
     To kernels the number of the mutation is a constant: the compiler reports no read of it to the race detector.
     """

@@ -36,7 +36,9 @@ def call(request: pytest.FixtureRequest, library: KernelLibrary) -> Call:
 @pytest.mark.parametrize(
     ("operation", "name", "wrong", "says"), [(o, *bad) for o in STRUCTS for bad in bad_addresses(o)]
 )
-def test_addresses(library: KernelLibrary, operation: str, name: str, wrong: str, says: str) -> None:
+def test_null_and_misaligned_addresses_are_refused_by_name(
+    library: KernelLibrary, operation: str, name: str, wrong: str, says: str
+) -> None:
     call = Call(library, operation)
     right = getattr(call.params, name)
     setattr(call.params, name, None if wrong == "null" else right + int(wrong.removeprefix("off by ")))
@@ -53,7 +55,7 @@ def test_every_address_is_tried() -> None:
 
 
 @pytest.mark.parametrize("operation", list(STRUCTS))
-def test_overlaps(library: KernelLibrary, operation: str) -> None:
+def test_overlapping_buffers_are_refused(library: KernelLibrary, operation: str) -> None:
     """Covers any two buffers, one of them written: equal addresses, and the end of one under the other's start."""
     call, pointers = Call(library, operation), POINTERS[operation]
     for one, first in pointers.items():
@@ -123,7 +125,7 @@ def test_inputs_may_share_memory(library: KernelLibrary) -> None:
     call.run()
 
 
-def test_partly_in_place(library: KernelLibrary) -> None:
+def test_compaction_partly_in_place_is_refused(library: KernelLibrary) -> None:
     """In place means k_cache = k, v_cache = v, and the cache's strides: two of the three are not enough."""
     for changes in ({"k_cache": "k"}, {"v_cache": "v"}, {"k_cache": "v", "v_cache": "k"}):
         call = Call(library, "kvc_compact")
@@ -141,14 +143,14 @@ def test_partly_in_place(library: KernelLibrary) -> None:
     assert IN_PLACE in call.refused(call.run)
 
 
-def test_workspace_too_small(call: Call) -> None:
+def test_a_workspace_that_is_too_small_is_refused(call: Call) -> None:
     for size in (0, 1, call.needed - 1):
         call.bytes = size
         text = call.refused(call.run, Status.WORKSPACE_TOO_SMALL)
         assert text == f"workspace_bytes is {size}; expected at least {call.needed}"
 
 
-def test_workspace_address(call: Call) -> None:
+def test_null_and_misaligned_workspaces_are_refused(call: Call) -> None:
     right = call.workspace
     assert right is not None
     call.workspace = None
@@ -163,7 +165,7 @@ def test_workspace_is_a_multiple_of_256(call: Call) -> None:
     assert call.needed % 256 == 0
 
 
-def test_null_struct_and_result(call: Call) -> None:
+def test_null_structs_and_results_are_refused(call: Call) -> None:
     library, operation = call.library, call.operation
     handle = ctypes.CDLL(str(library.path))
     message = ctypes.create_string_buffer(256)

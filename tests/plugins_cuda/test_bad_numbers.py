@@ -31,7 +31,7 @@ class Bad:
 
 
 def outside(operation: str, name: str, low: int, high: int, *, largest: int, **also: int) -> Iterator[Bad]:
-    """The values just outside both ends of a range, and the ends of the field's own type."""
+    """Yield the values just outside both ends of a range, and the ends of the field's own type."""
     smallest = -largest - 1
     for value in sorted({low - 1, smallest, high + 1, largest}):
         if (value < low or value > high) and smallest <= value <= largest:
@@ -99,7 +99,7 @@ def bad_numbers_of_pages(name: str) -> Iterator[Bad]:
 
 
 @pytest.mark.parametrize("bad", list(bad_numbers()), ids=str)
-def test_numbers(library: KernelLibrary, bad: Bad) -> None:
+def test_bad_numbers_are_refused_by_name(library: KernelLibrary, bad: Bad) -> None:
     """Refused by the operation and by its workspace query alike, in the words of the header."""
     call = Call(library, bad.operation)
     for name, value in {**bad.also, **bad.values}.items():
@@ -122,7 +122,7 @@ def test_every_number_is_tried() -> None:
 
 
 @pytest.mark.parametrize("operation", list(STRUCTS))
-def test_largest_sizes(library: KernelLibrary, operation: str) -> None:
+def test_the_largest_sizes_do_not_overflow(library: KernelLibrary, operation: str) -> None:
     """Every number at its upper end: no size wraps, and buffers of 2^61 bytes overlap wherever they are."""
     call = Call(library, operation)
     large = {"batch": 65535, "heads": 32767, "kv_heads": 32767, "head_size": 256, "capacity": 2**20}
@@ -137,7 +137,7 @@ def test_largest_sizes(library: KernelLibrary, operation: str) -> None:
     assert "memory apart from" in call.refused(call.run)
 
 
-def test_sizes_in_bytes_that_overflow(library: KernelLibrary) -> None:
+def test_a_tensor_of_more_than_2_to_the_63_bytes_is_refused(library: KernelLibrary) -> None:
     """The one tensor whose numbers may each be in range and yet make more than 2^63 bytes."""
     call = Call(library, "kvc_hybrid_attention")
     for name, value in {"batch": 65535, "heads": 32767, "kv_heads": 32767}.items():

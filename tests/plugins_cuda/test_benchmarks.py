@@ -92,7 +92,9 @@ def test_a_floor_is_the_slower_of_memory_and_arithmetic() -> None:
         ("sm_100", 256, 40, 48 * 1024, 4),
     ],
 )
-def test_resident_ctas(architecture: str, threads: int, registers: int, shared: int, ctas: int) -> None:
+def test_resident_ctas_follow_from_threads_registers_and_memory(
+    architecture: str, threads: int, registers: int, shared: int, ctas: int
+) -> None:
     found = resident_ctas(architecture, threads=threads, registers=registers, shared_bytes=shared)
     assert found == ctas
     share = occupancy(architecture, threads=threads, registers=registers, shared_bytes=shared)
@@ -227,7 +229,7 @@ def test_a_single_point_is_a_step_under_its_own_policy(emulation: KernelLibrary)
 
 @pytest.mark.parametrize("form", kernel_cases.IN_FORMAT)
 def test_a_point_in_a_format_is_a_step_and_dense_attention_over_codes(emulation: KernelLibrary, form: str) -> None:
-    """What runs are the kernels that the traffic counts; a cache of 4 bits has a third of the bytes of 16, or less."""
+    """The traffic counts the kernels that run; a 4-bit cache has at most a third of the bytes of a 16-bit one."""
     policy = kernel_cases.IN_FORMAT[form]
     options = kernels.parse(["--operations", "dense", "--baselines", "--points", f"{policy}/1/768/64"])
     *_, step, dense = kernels.points(options)
@@ -242,7 +244,7 @@ def test_a_point_in_a_format_is_a_step_and_dense_attention_over_codes(emulation:
     assert dense.case.pair_bytes < {"int4": 512 / 3, "k8v4": 512 / 2}.get(form, 512 / 1.9)
 
 
-def test_what_the_kernels_cannot_do_is_a_failure_and_a_baselines_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_run_is_a_failure_and_a_baseline_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> list[object]:
         raise RuntimeError("no kernel image\nis available")
 
@@ -262,7 +264,7 @@ def test_baselines_are_judged_by_dense_attention() -> None:
 
 
 @pytest.mark.parametrize(("operation", "floor"), [("compact", 0.5), ("dense", 0.4)])
-def test_figures_of_a_time(operation: str, floor: float) -> None:
+def test_figures_of_a_time_follow_from_bytes_and_bandwidth(operation: str, floor: float) -> None:
     """A copy's bandwidth bounds compaction, a read's everything else."""
     point, bandwidths = kernels.Point(operation, Case(1, 512, 64)), Bandwidths(copied=4e12, read=5e12)
     found = kernels.figures(point, Traffic(2_000_000), 2.0, bandwidths)

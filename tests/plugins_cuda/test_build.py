@@ -26,12 +26,12 @@ def configure(directory: Path, *options: str, **environment: str) -> subprocess.
 
 
 def summary(output: str) -> dict[str, str]:
-    """The configure step's lines about each target."""
+    """Return the configure step's lines about each target."""
     return dict(re.findall(r"^--   ([\w, ]+?)  +(.*)$", output, flags=re.MULTILINE))
 
 
 def old_nvcc(directory: Path) -> Path:
-    """A program that says it is an nvcc from before sm_100."""
+    """Return a program that says it is an nvcc from before sm_100."""
     program = directory / "nvcc"
     program.write_text('#!/bin/sh\necho "Cuda compilation tools, release 11.8, V11.8.89"\n')
     program.chmod(0o755)
@@ -73,7 +73,7 @@ def test_an_nvcc_too_old_for_sm_100_is_passed_over_with_the_remedy(tmp_path: Pat
     assert "cuda-build" in said
 
 
-def test_cuda_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_requesting_cuda_where_there_is_none_is_an_error(tmp_path: Path) -> None:
     done = configure(tmp_path / "build", "-DKVC_CUDA=ON", CUDACXX=str(old_nvcc(tmp_path)))
     assert done.returncode != 0
     assert "KVC_CUDA=ON" in done.stderr

@@ -51,7 +51,7 @@ NO_COMPILER = {"CXX": "/no/such/compiler"}
 
 
 def test_without_a_compiler_the_wheel_is_pure_python_and_says_so(tmp_path: Path, capfd) -> None:
-    """To pip's log and to `pip -v`; what it prints without is the name of the wheel alone, so doctor says it too."""
+    """It says so to pip's log and `pip -v`; pip alone prints only the name of the wheel, so doctor says it too."""
     name = backend(f"build_wheel({str(tmp_path)!r})", shown=True, **NO_COMPILER)
     assert name == f"kvc_trt-{__version__}-py3-none-any.whl"
     printed = capfd.readouterr().out
@@ -59,7 +59,7 @@ def test_without_a_compiler_the_wheel_is_pure_python_and_says_so(tmp_path: Path,
     assert "pip install --force-reinstall --no-deps ." in printed
 
 
-def test_who_asks_for_native_operators_gets_them_or_an_error(tmp_path: Path) -> None:
+def test_requesting_native_operators_without_a_compiler_fails_the_build(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         backend(f"build_wheel({str(tmp_path)!r})", KVC_TRT_NATIVE="1", **NO_COMPILER)
     assert list(tmp_path.iterdir()) == []

@@ -48,7 +48,7 @@ def dense_case(lengths: Sequence[int], *, group: int = 4, kv_heads: int = 2, **o
 
 
 def check_dense(library: KernelLibrary, step: StoredStep) -> dict[str, Tensor]:
-    """The caches' bits after the step, and its output beside exact attention to what is read back."""
+    """Compare the caches' bits after the step, and its output with exact attention to what is read back."""
     found, (keys, values) = step.run(library), step.read()
     for name, expected in step.expected().items():
         assert_equal_bytes(found[name], expected, name)
@@ -99,7 +99,9 @@ def check_hybrid(library: KernelLibrary, step: StoredStep) -> None:
 @pytest.mark.parametrize("size", [24, 64, 160])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
-def test_sparse_steps(library: KernelLibrary, form: str, size: int, dtype: torch.dtype, fp8: bool) -> None:
+def test_sparse_steps_equal_the_reference(
+    library: KernelLibrary, form: str, size: int, dtype: torch.dtype, fp8: bool
+) -> None:
     """Sparse rows, one that reads everything, and one without a slot."""
     case = step_case(lengths=[200, 130, 9, -1], size=size, dtype=dtype, fp8=fp8, seed=size, recent=size % 7)
     check_hybrid(library, StoredStep(case, form))
@@ -122,7 +124,7 @@ def test_a_key_that_is_not_finite_spoils_its_page_alone(library: KernelLibrary, 
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_step_that_rotates_its_token(library: KernelLibrary, form: str) -> None:
+def test_a_step_that_rotates_stores_the_rotated_token(library: KernelLibrary, form: str) -> None:
     """The rotated key is stored: the same state and output as those of the plain step after the rotation."""
     case = step_case(lengths=[200, 9], size=64, dtype=torch.bfloat16)
     plain = StoredStep(case, form).run(library)
@@ -140,7 +142,7 @@ def test_a_step_that_rotates_its_token(library: KernelLibrary, form: str) -> Non
 @pytest.mark.parametrize("size", [16, 24, 64, 72, 96, 128, 136, 160, 256])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
-def test_head_sizes(library: KernelLibrary, form: str, size: int, dtype: torch.dtype) -> None:
+def test_every_head_size_equals_the_reference(library: KernelLibrary, form: str, size: int, dtype: torch.dtype) -> None:
     check_dense(library, StoredStep(dense_case([40, 300, -1], group=3, size=size, dtype=dtype, seed=size), form))
 
 
@@ -148,13 +150,15 @@ def test_head_sizes(library: KernelLibrary, form: str, size: int, dtype: torch.d
 @pytest.mark.parametrize("group", [1, 7, 8, 16])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
-def test_groups(library: KernelLibrary, form: str, group: int, dtype: torch.dtype) -> None:
+def test_every_group_size_equals_the_reference(
+    library: KernelLibrary, form: str, group: int, dtype: torch.dtype
+) -> None:
     check_dense(library, StoredStep(dense_case([17, 290], group=group, size=64, dtype=dtype, seed=group), form))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMATS)
-def test_several_tiles(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+def test_rows_of_several_tiles_equal_the_reference(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
     """Numbers are read one tile ahead, and sums of minima are rescaled: a warp takes two tiles of 250 tokens."""
     check_dense(library, StoredStep(dense_case([250, 131], group=5, kv_heads=1, size=96, dtype=dtype), form))
 
@@ -162,8 +166,8 @@ def test_several_tiles(library: KernelLibrary, form: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
-def test_many_splits(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
-    """Of 43 splits each has three tiles for a warp."""
+def test_rows_of_many_splits_equal_the_reference(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+    """Each of 43 splits has three tiles for a warp."""
     check_dense(library, StoredStep(dense_case([16500], group=1, kv_heads=1, size=64, dtype=dtype), form))
 
 
@@ -186,8 +190,8 @@ def test_any_token_is_stored_as_the_reference_stores_it(library: KernelLibrary, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMATS)
-def test_zeros(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
-    """Of both signs, and a group of them beside others: the scale is 1, or the exponent 127."""
+def test_zero_vectors_are_stored_with_a_scale_of_one(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+    """Zeros of both signs, and a group of them beside others: the scale is 1, or the exponent 127."""
     case = dense_case([4, 5, 6], group=1, size=64, dtype=dtype)
     case.k_new[0], case.v_new[0] = 0.0, -0.0
     case.k_new[1, :, :32], case.v_new[1, :, 32:] = -0.0, 0.0
@@ -199,7 +203,9 @@ def test_zeros(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
-def test_a_token_that_is_not_finite(library: KernelLibrary, form: str, value: float, dtype: torch.dtype) -> None:
+def test_a_token_that_is_not_finite_spoils_its_heads_alone(
+    library: KernelLibrary, form: str, value: float, dtype: torch.dtype
+) -> None:
     """Its vector is NaN in all channels; what does not read it does not change."""
     case = dense_case([40, 40], group=2, size=64, dtype=dtype)
     clean = StoredStep(case, form).run(library)["output"]
@@ -232,7 +238,7 @@ def test_weights_count_with_more_than_their_type(library: KernelLibrary, form: s
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_same_bits_alone_in_a_batch_and_in_any_schedule(
+def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_any_schedule(
     emulation: KernelLibrary, form: str, dtype: torch.dtype
 ) -> None:
     case = dense_case([600, 3, 257], group=5, size=96, dtype=dtype)
@@ -247,7 +253,7 @@ def test_the_same_bits_alone_in_a_batch_and_in_any_schedule(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("form", FORMATS)
-def test_between_redzones(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+def test_a_step_writes_nothing_outside_its_buffers(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
     """Nothing is written outside of a buffer, however few bytes a vector takes."""
     case, memory = dense_case([3, 300, -1], group=3, size=24, dtype=dtype), Guarded(library.device_type)
     step = StoredStep(case, form)

@@ -57,7 +57,9 @@ def check_kept(found: dict[str, Tensor], form: str, case: Any, *, dtype: torch.d
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
-def test_compaction(library: KernelLibrary, form: str, size: int, dtype: torch.dtype, fp8: bool) -> None:
+def test_compaction_chooses_by_exact_keys_and_stores_codes(
+    library: KernelLibrary, form: str, size: int, dtype: torch.dtype, fp8: bool
+) -> None:
     """A row that evicts, one that fits, an empty one; the choice is that over exact keys, to the bit."""
     case = compact_case(lengths=[150, 20, 0], size=size, dtype=dtype, fp8=fp8, seed=size)
     found = compute(library, COMPACT, form, **case.arguments())
@@ -68,7 +70,7 @@ def test_compaction(library: KernelLibrary, form: str, size: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_compaction_of_strided_tables(library: KernelLibrary, form: str) -> None:
+def test_compaction_of_strided_tables_gives_the_same_bits(library: KernelLibrary, form: str) -> None:
     case = compact_case(lengths=[90, 40], size=32, dtype=torch.bfloat16)
     turned = {name: getattr(case, name).transpose(1, 2).contiguous().transpose(1, 2) for name in ("k", "v")}
     plain, arguments = compute(library, COMPACT, form, **case.arguments()), case.to(library.device_type).arguments()
@@ -84,7 +86,9 @@ def test_compaction_of_strided_tables(library: KernelLibrary, form: str) -> None
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
-def test_compaction_after_a_turn(library: KernelLibrary, form: str, size: int, dtype: torch.dtype, fp8: bool) -> None:
+def test_compaction_after_a_turn_votes_on_stored_keys_and_moves_codes(
+    library: KernelLibrary, form: str, size: int, dtype: torch.dtype, fp8: bool
+) -> None:
     """Votes read what is stored: the choice is that over float32 tables of it. Codes move."""
     case = turn_case([150, 24, 90], [8, 3, 1], size=size, dtype=dtype, fp8=fp8, seed=size)
     within = (torch.arange(case.k.shape[2]) < case.prompt_lengths[:, None])[:, None, :, None]

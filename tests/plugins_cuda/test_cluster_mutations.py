@@ -149,11 +149,11 @@ def check(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_mistakes_are_noticed(mutation: Mutation) -> None:
+def test_every_mutation_is_noticed(mutation: Mutation) -> None:
     MUTANTS.check_noticed(mutation, check)
 
 
-def test_barriers_are_all_tried() -> None:
+def test_a_mutation_removes_every_barrier() -> None:
     """Every barrier of the two headers is removed by one of the mutations."""
     for file in (STEP, SELECT):
         text = (ROOT / "plugins_cuda" / file).read_text()

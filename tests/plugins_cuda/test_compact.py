@@ -38,7 +38,7 @@ def check_exactly(library: KernelLibrary, case: CompactCase) -> CompactResult:
 # ---- Which tokens stay
 
 
-def test_golden_case(library: KernelLibrary) -> None:
+def test_the_golden_case_keeps_its_tokens(library: KernelLibrary) -> None:
     """Sum over the group, then pool (algorithms.md, section 3), in a head of 16 with the other channels zero."""
     q_window, k = torch.zeros(1, 2, 2, 16), torch.zeros(1, 1, 12, 16)
     # The reference divides by sqrt(16), the published case by sqrt(2).
@@ -52,21 +52,21 @@ def test_golden_case(library: KernelLibrary) -> None:
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", [1, 5, 63])
-def test_random_prompts(scheduled_library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
+def test_random_prompts_equal_the_reference(scheduled_library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
     case = compact_case(lengths=[150, 24, 90, 25], dtype=dtype, pool=pool, size=64, seed=pool, fp8=pool == 5)
     check_compact(scheduled_library, case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", [1, 3, 63])
-def test_exact_ties(library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
+def test_tied_tokens_stay_by_lowest_index(library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
     """Prompts of five distinct keys: hundreds of tokens score the same, and the lowest indices stay."""
     case = compact_case(lengths=[200, 131], dtype=dtype, pool=pool, ties=True, seed=3 + pool)
     check_exactly(library, case)
 
 
 @pytest.mark.parametrize(("pool", "n"), [(63, 700), (511, 700), (511, 2300), (1025, 1100), (4095, 300)])
-def test_plateaus(library: KernelLibrary, pool: int, n: int) -> None:
+def test_plateaus_of_wide_pools_equal_the_reference(library: KernelLibrary, pool: int, n: int) -> None:
     check_compact(library, compact_case(lengths=[n, n - 101], pool=pool, budget=90, size=16, seed=pool))
 
 
@@ -84,11 +84,13 @@ def test_plateaus(library: KernelLibrary, pool: int, n: int) -> None:
         ([37, 99, 64, 12], 9, 31),  # a multiple of nothing
     ],
 )
-def test_lengths(library: KernelLibrary, lengths: Sequence[int], window: int, budget: int) -> None:
+def test_every_prompt_length_equals_the_reference(
+    library: KernelLibrary, lengths: Sequence[int], window: int, budget: int
+) -> None:
     check_compact(library, compact_case(lengths=lengths, window=window, budget=budget))
 
 
-def test_nothing_is_scored_where_no_prompt_can_exceed_the_budget(library: KernelLibrary) -> None:
+def test_prompts_within_the_budget_are_not_scored(library: KernelLibrary) -> None:
     """S <= budget: also where the window is larger than the budget, and with queries that would be NaN."""
     case = compact_case(lengths=[20, 9], window=40, budget=20, capacity=33)
     check_exactly(library, replace(case, q_window=torch.full_like(case.q_window, math.nan)))
@@ -110,7 +112,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(library: KernelLibrary) -> None:
         assert_equal_results(alone, CompactResult(*(t[row : row + 1] for t in together)))
 
 
-def test_a_long_prompt(library: KernelLibrary) -> None:
+def test_a_long_prompt_equals_the_reference(library: KernelLibrary) -> None:
     """Several tiles of pooling, chunks of scores and parts of the selection, with the golden window of the paper."""
     case = compact_case(
         lengths=[4096], heads=4, kv_heads=2, size=128, window=32, budget=600, pool=63, page=3, dtype=torch.bfloat16
@@ -120,7 +122,7 @@ def test_a_long_prompt(library: KernelLibrary) -> None:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_shape(library: KernelLibrary, data: st.DataObject) -> None:
+def test_random_shapes_equal_the_reference(library: KernelLibrary, data: st.DataObject) -> None:
     group, kv_heads = data.draw(st.sampled_from(GROUPS)), data.draw(st.integers(1, 3))
     window = data.draw(st.integers(1, 40))
     lengths = data.draw(st.lists(st.integers(0, 260), min_size=1, max_size=3))
@@ -144,7 +146,7 @@ def test_any_shape(library: KernelLibrary, data: st.DataObject) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", PAGES)
 @FP8
-def test_pages(library: KernelLibrary, fp8: bool, page: int, dtype: torch.dtype) -> None:
+def test_every_page_size_equals_the_reference(library: KernelLibrary, fp8: bool, page: int, dtype: torch.dtype) -> None:
     """Pages smaller and larger than a block's share and than the cache; the last one partly filled, and beyond it."""
     sizes = {"budget": 101, "capacity": 211, "page": page, "dtype": dtype, "size": 48, "seed": page}
     case = compact_case(lengths=[130, 47, 5], fp8=fp8, **sizes)
@@ -153,12 +155,12 @@ def test_pages(library: KernelLibrary, fp8: bool, page: int, dtype: torch.dtype)
 
 @pytest.mark.parametrize("size", HEAD_SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_head_sizes(library: KernelLibrary, size: int, dtype: torch.dtype) -> None:
+def test_every_head_size_equals_the_reference(library: KernelLibrary, size: int, dtype: torch.dtype) -> None:
     check_compact(library, compact_case(lengths=[70, 33], budget=40, size=size, page=3, dtype=dtype, seed=size))
 
 
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (2, 0, 1, 3), (1, 0, 2, 3)])
-def test_strides(library: KernelLibrary, order: tuple[int, ...]) -> None:
+def test_strided_keys_and_values_give_the_same_bits(library: KernelLibrary, order: tuple[int, ...]) -> None:
     """Keys stored as [B,S,G,D] and others, as slices of longer rows."""
     case = compact_case(lengths=[80, 61], budget=30, page=3)
     back = [order.index(axis) for axis in range(4)]
@@ -177,7 +179,9 @@ def test_strides(library: KernelLibrary, order: tuple[int, ...]) -> None:
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_nan_and_infinity_in_keys(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_nan_and_infinite_keys_spoil_their_head_alone(
+    scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype
+) -> None:
     """A NaN or +inf score makes every vote of its KV head NaN: those heads keep the first tokens and the window. The
     bounds of the pages say NaN, or the infinity, in fp8 the largest number; -inf bounds nothing from above, so it reads
     as the lowest number."""
@@ -233,7 +237,7 @@ def test_chunks_of_a_move_do_not_overtake_each_other(scheduled_library: KernelLi
     assert_equal_results(run_in_place(scheduled_library, case), run_compact(scheduled_library, case))
 
 
-def test_in_place_of_prompts_that_fit(library: KernelLibrary) -> None:
+def test_in_place_compaction_moves_no_entry_of_prompts_that_fit(library: KernelLibrary) -> None:
     """No entry moves; slots past a row's end, which hold padding, become zero."""
     case = compact_case(lengths=[30, 12], length=30, budget=30, capacity=30)
     found = run_in_place(library, case)
@@ -241,7 +245,7 @@ def test_in_place_of_prompts_that_fit(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_without_bounds(library: KernelLibrary, in_place: bool) -> None:
+def test_compaction_without_bounds_gives_the_same_cache(library: KernelLibrary, in_place: bool) -> None:
     case = compact_case(lengths=[100, 40, 10], budget=37, capacity=100, page=5)
     found = compact_between_redzones(library, case, with_bounds=False, in_place=in_place)
     expected = run_compact(library, case)
@@ -254,7 +258,7 @@ def test_without_bounds(library: KernelLibrary, in_place: bool) -> None:
 @pytest.mark.parametrize("page", [1, 3, 50, 1000])
 @pytest.mark.parametrize("in_place", [False, True])
 @FP8
-def test_nothing_else_is_written(
+def test_compaction_writes_nothing_outside_its_buffers(
     library: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int, in_place: bool
 ) -> None:
     case = compact_case(lengths=[131, 40, 36], budget=37, capacity=131, page=page, size=24, dtype=dtype, fp8=fp8)

@@ -36,7 +36,7 @@ def run(library: KernelLibrary, rows: Rows, dtype: torch.dtype = torch.float32) 
 
 
 def rounded_to(rows: Rows, dtype: torch.dtype) -> Rows:
-    """The rows as a cache of this type holds them."""
+    """Return the rows as a cache of this type holds them."""
     held = {torch.float16: np.float16, torch.bfloat16: ml_dtypes.bfloat16}.get(dtype, np.float32)
     return Rows({
         name: array.astype(held).astype(np.float32) if array.dtype == np.float32 else array
@@ -49,7 +49,7 @@ def rounded_to(rows: Rows, dtype: torch.dtype) -> Rows:
 @pytest.mark.parametrize("of_turn", [False, True])
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_rows_of_different_lengths_in_one_batch(
+def test_rows_of_different_lengths_equal_the_reference(
     scheduled_library: KernelLibrary, dtype: torch.dtype, of_turn: bool, rounded: bool, kv_heads: int
 ) -> None:
     rows = rounded_to(mixed_rows(of_turn=of_turn, rounded=rounded, kv_heads=kv_heads), dtype)
@@ -61,7 +61,7 @@ def test_rows_of_different_lengths_in_one_batch(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn_rows())
-def test_any_rows(library: KernelLibrary, rows: Rows) -> None:
+def test_random_rows_equal_the_reference(library: KernelLibrary, rows: Rows) -> None:
     check(rows, {name: value.numpy() for name, value in run(library, rows).items()})
 
 
@@ -75,7 +75,7 @@ def test_a_number_out_of_range_is_the_nearest_that_is_allowed(library: KernelLib
     assert torch.equal(reference_ops.compute("compact", arguments(wild)).indices, expected.indices)
 
 
-def test_rows_alike_are_a_call_without_numbers_of_rows(library: KernelLibrary) -> None:
+def test_equal_rows_give_the_bits_of_a_call_without_numbers_by_row(library: KernelLibrary) -> None:
     rows = mixed_rows(budgets=(PROMPT_BUDGET,) * 5, kernels=(KERNELS[1],) * 5)
     alike = {name: array for name, array in rows.inputs.items() if name not in ("prompt_budgets", "pool_kernels")}
     plain = run(library, Rows(alike))

@@ -83,11 +83,11 @@ def check(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_mistakes_are_noticed(mutation: Mutation) -> None:
+def test_every_mutation_is_noticed(mutation: Mutation) -> None:
     MUTANTS.check_noticed(mutation, check)
 
 
-def test_barriers_are_all_tried() -> None:
+def test_a_mutation_removes_every_barrier() -> None:
     """Every barrier of the five headers is removed by one of the mutations."""
     for file in (RADIX, EMIT, POOL, GATHER, MOVE):
         there = (ROOT / "plugins_cuda" / file).read_text().count("__syncthreads();")

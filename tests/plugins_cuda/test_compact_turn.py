@@ -78,7 +78,9 @@ def check_turn(library: KernelLibrary, case: TurnCase) -> CompactResult:
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pool", [1, 5, 63])
-def test_rows_with_windows_of_their_own(scheduled_library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
+def test_rows_with_windows_of_their_own_equal_the_reference(
+    scheduled_library: KernelLibrary, dtype: torch.dtype, pool: int
+) -> None:
     sizes = {"pool": pool, "size": 64, "seed": pool, "fp8": pool == 5}
     check_turn(scheduled_library, turn_case([150, 24, 90, 25], [8, 3, 1, 7], dtype=dtype, **sizes))
 
@@ -121,7 +123,7 @@ def test_ties_go_to_the_lowest(library: KernelLibrary, dtype: torch.dtype) -> No
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_shape(library: KernelLibrary, data: st.DataObject) -> None:
+def test_random_shapes_equal_the_reference(library: KernelLibrary, data: st.DataObject) -> None:
     group, kv_heads = data.draw(st.sampled_from((1, 2, 3, 4, 8, 16))), data.draw(st.integers(1, 3))
     window = data.draw(st.integers(1, 40))
     lengths = data.draw(st.lists(st.integers(0, 260), min_size=1, max_size=3))

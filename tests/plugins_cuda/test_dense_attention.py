@@ -53,25 +53,25 @@ def exact_row(case: StepCase, row: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", HEAD_SIZES)
-def test_head_sizes(library: KernelLibrary, dtype: torch.dtype, size: int) -> None:
+def test_every_head_size_equals_the_reference(library: KernelLibrary, dtype: torch.dtype, size: int) -> None:
     check_dense(library, dense_case([40, 300], group=3, kv_heads=2, size=size, dtype=dtype, seed=size))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", GROUPS)
-def test_groups(library: KernelLibrary, dtype: torch.dtype, group: int) -> None:
+def test_every_group_size_equals_the_reference(library: KernelLibrary, dtype: torch.dtype, group: int) -> None:
     check_dense(library, dense_case([17, 290], group=group, kv_heads=2, size=48, dtype=dtype, seed=group))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_borders_of_tiles_and_splits(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_rows_at_borders_of_tiles_and_splits_equal_the_reference(library: KernelLibrary, dtype: torch.dtype) -> None:
     """Rows of all these lengths in one batch, full and inactive ones among them."""
     case = dense_case([m - 1 for m in BORDERS] + [-1, 519, 518], group=2, size=16, capacity=519, dtype=dtype)
     check_dense(library, case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_many_splits(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_rows_of_many_splits_equal_the_reference(library: KernelLibrary, dtype: torch.dtype) -> None:
     """40 splits of 128 tokens, then 33 of 256: between them the count reaches its limit and splits begin to grow. Then
     43 of 384, three tiles for each warp."""
     check_dense(library, dense_case([5000], group=4, size=32, dtype=dtype))
@@ -81,7 +81,7 @@ def test_many_splits(library: KernelLibrary, dtype: torch.dtype) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_shape(library: KernelLibrary, data: st.DataObject) -> None:
+def test_random_shapes_equal_the_reference(library: KernelLibrary, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(-1, 700), min_size=1, max_size=3))
     case = dense_case(
         lengths, group=data.draw(st.sampled_from(GROUPS)), kv_heads=data.draw(st.integers(1, 3)),
@@ -107,7 +107,7 @@ def test_weights_count_with_more_than_their_type(library: KernelLibrary, dtype: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [32, 128, 256])
-def test_row_alone_and_in_a_batch(library: KernelLibrary, dtype: torch.dtype, size: int) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(library: KernelLibrary, dtype: torch.dtype, size: int) -> None:
     case = dense_case([600, 3, -1, 257, 0, 130], group=5, kv_heads=2, size=size, dtype=dtype)
     together = run_dense(library, case)
     for row in range(len(together)):
@@ -138,7 +138,7 @@ def test_tiles_ahead_change_no_bit(library: KernelLibrary, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [4, 16])
-def test_schedules(emulation: KernelLibrary, dtype: torch.dtype, group: int) -> None:
+def test_every_schedule_gives_the_same_bits(emulation: KernelLibrary, dtype: torch.dtype, group: int) -> None:
     """A missing barrier, and a merge in the order of arrival, would show as another result."""
     case = dense_case([900, 200, -1], group=group, kv_heads=2, size=40, dtype=dtype)
     results = []
@@ -172,7 +172,7 @@ def test_hybrid_that_fits_has_the_bits_of_dense(library: KernelLibrary, dtype: t
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [40, 700])
-def test_large_scores(library: KernelLibrary, dtype: torch.dtype, m: int) -> None:
+def test_large_scores_do_not_overflow(library: KernelLibrary, dtype: torch.dtype, m: int) -> None:
     """Scores up to +-16384 in steps of 256, exact in any order: one softmax weight is 1, all others vanish or tie."""
     make = torch.Generator().manual_seed(m)
     case = dense_case([m - 1], group=3, size=16, dtype=dtype)
@@ -186,7 +186,9 @@ def test_large_scores(library: KernelLibrary, dtype: torch.dtype, m: int) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [90, 700])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_undefined_keys(library: KernelLibrary, dtype: torch.dtype, m: int, value: float) -> None:
+def test_nan_and_infinite_keys_spoil_their_head_alone(
+    library: KernelLibrary, dtype: torch.dtype, m: int, value: float
+) -> None:
     """As in torch.softmax, NaN and +inf scores make a head NaN; -inf ones have no weight; other heads do not change."""
     case = dense_case([m - 1, m - 1], group=3, kv_heads=2, size=32, dtype=dtype)
     case.k_cache[0, 1, 20:40, 5] = value  # a whole tile among them
@@ -201,7 +203,7 @@ def test_undefined_keys(library: KernelLibrary, dtype: torch.dtype, m: int, valu
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [40, 400])
-def test_no_finite_score(library: KernelLibrary, dtype: torch.dtype, m: int) -> None:
+def test_a_row_without_a_finite_score_is_nan(library: KernelLibrary, dtype: torch.dtype, m: int) -> None:
     """All scores -inf: 0 / 0, as torch.softmax. All but the last: that token's value, as exact arithmetic has it."""
     case = dense_case([m - 1, m - 1], group=2, size=16, dtype=dtype)
     case.query[..., 0] = 1.0
@@ -225,7 +227,7 @@ def test_undefined_values_stay_in_their_channel(library: KernelLibrary, dtype: t
     assert_close(found[:, kept], exact[:, kept], "the other channels")
 
 
-def test_zero_query_averages(library: KernelLibrary) -> None:
+def test_a_zero_query_gives_the_mean_of_the_values(library: KernelLibrary) -> None:
     """Equal scores: the mean of the values, which is exact for these."""
     case = dense_case([511], group=4, size=16)
     case.query.zero_()
@@ -239,7 +241,7 @@ def test_zero_query_averages(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [3, 600])
-def test_between_redzones(library: KernelLibrary, dtype: torch.dtype, m: int) -> None:
+def test_attention_writes_nothing_outside_its_buffers(library: KernelLibrary, dtype: torch.dtype, m: int) -> None:
     """Nothing is written outside of a buffer; a workspace needs no more than it reports, and no initial content."""
     case, memory = dense_case([m - 1, -1], group=3, kv_heads=2, size=24, dtype=dtype), Guarded(library.device_type)
     expected = run_dense(library, case)

@@ -51,7 +51,7 @@ def test_reductions_give_every_thread_the_same_bits_in_every_schedule(scheduled)
     np.testing.assert_array_equal(total, np.tile(np.repeat(squares.sum(1), 32), (blocks, 1)))
 
 
-def test_warp_operations(scheduled):
+def test_warp_operations_return_what_cuda_returns(scheduled):
     out = np.full((22, 64), -1, np.int64)
     assert scheduled.run("run_warp_operations", out) == ""
     thread = np.arange(64)
@@ -86,7 +86,7 @@ def test_warp_operations(scheduled):
         np.testing.assert_array_equal(out[row], np.asarray(values).astype(np.int64), err_msg=f"operation {row}")
 
 
-def test_atomics(scheduled):
+def test_atomics_lose_no_update(scheduled):
     word = np.array([0, 2**32 - 1, 0, 0, 0], np.uint32)
     shared = np.zeros(1, np.int32)
     assert scheduled.run("run_atomics", word, shared) == ""
@@ -208,7 +208,7 @@ def test_a_mistake_is_reported_with_its_place(toy_library, name):
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_reported_in_every_schedule_and_the_next_launch_is_well(scheduled, name):
     assert scheduled.run("run_mistake", name, 2, 64, aligned(64, np.float32)) != ""
-    test_atomics(scheduled)
+    test_atomics_lose_no_update(scheduled)
 
 
 def test_a_lane_beyond_the_block_counts_as_missing(toy_library):
@@ -276,7 +276,7 @@ def test_an_unknown_device_is_refused(toy_library):
 def test_launches_are_recorded(toy_library):
     toy_library.clear_launches()
     assert toy_library.launches() == []
-    test_atomics(toy_library)
+    test_atomics_lose_no_update(toy_library)
     _sequence(toy_library, (3, 2, 2), (4, 3, 5))
     first, second = toy_library.launches()
     assert (first.name, list(first.grid), list(first.block)) == (b"atomics", [4, 1, 1], [64, 1, 1])

@@ -43,7 +43,7 @@ def _later_device() -> None:
 
 
 def run(name: str, schedule: str, right: bool, blocks: int = 2, grid: int | None = None) -> tuple[str, np.ndarray]:
-    """The message of a launch of two clusters, and the numbers that its threads wrote."""
+    """Return the message of a launch of two clusters, and the numbers that its threads wrote."""
     library = toys.clusters()
     library.set_schedule(schedule, seed=11)
     count = 2 * blocks if grid is None else grid
@@ -89,7 +89,7 @@ def test_ordered_cluster_accesses_pass(name: str, schedule: str) -> None:
     assert run(name, schedule, right=True)[0] == ""
 
 
-def test_launches_that_a_gpu_refuses() -> None:
+def test_clusters_that_a_gpu_refuses_are_refused() -> None:
     library = toys.clusters()
     assert "clusters of 16 blocks, allowed are 8" in run("counted", "forward", True, 16)[0]
     assert "a grid of 6 blocks along x in clusters of 4 blocks" in run("counted", "forward", True, 4, grid=6)[0]

@@ -136,7 +136,7 @@ def test_a_maximum_lets_nan_win(toy_library):
     np.testing.assert_array_equal(larger, np.maximum(a, b))
 
 
-def test_lowest_finite(toy_library):
+def test_lowest_finite_number_of_each_type_is_numpys(toy_library):
     lowest = np.zeros(4, np.float32)
     toy_library.call("lowest", lowest)
     formats = (*map(np.finfo, (np.float32, np.float16)), *map(ml_dtypes.finfo, ("bfloat16", "float8_e5m2")))

@@ -54,7 +54,7 @@ def test_only_platform_cuh_asks_for_the_compiler() -> None:
     assert SOURCES["kernels/platform.cuh"].count("KVC_EMULATION") == 2, "the comment and the one #ifdef"
 
 
-def test_ptx_is_of_tensor_cores_cp_async_clusters_the_order_of_launches_and_one_choice_of_bytes_only() -> None:
+def test_ptx_is_limited_to_the_instructions_that_need_it() -> None:
     """`__byte_perm` takes no selector that repeats a sign."""
     _, *statements = SOURCES["kernels/ptx.cuh"].split("asm")
     assert statements
@@ -72,7 +72,7 @@ def test_kernels_know_nothing_of_their_launchers() -> None:
             assert "cudaStream_t" not in text or name in DEVICE_ONLY, name
 
 
-def test_one_place_launches() -> None:
+def test_kernels_are_launched_in_one_place() -> None:
     """A kernel's allowance of shared memory is requested in that one place."""
     callers = [
         name for name, text in SOURCES.items() if "platform::launch_kernel(" in text or "cudaLaunchKernel" in text

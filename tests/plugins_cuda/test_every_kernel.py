@@ -16,13 +16,13 @@ from tests.plugins_cuda.test_rotated_attention import unrotated
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @cases.FP8
-def test_compaction(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_compaction_equals_the_reference(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     """Statistics, merge, votes, pooling, selection, gathering: one row is scored, one fits its budget."""
     sizes = {"size": 64, "budget": 32, "dtype": dtype, "fp8": fp8}
     checks.check_compact(library, cases.compact_case(lengths=[150, 20], seed=1, **sizes))
 
 
-def test_compaction_in_place(library: KernelLibrary) -> None:
+def test_compaction_in_place_equals_compaction_apart(library: KernelLibrary) -> None:
     case = cases.compact_case(lengths=[90, 40], budget=24, capacity=90)
     expected, moved = checks.run_compact(library, case), case.to(library.device_type)
     out = expected._replace(k_cache=moved.k, v_cache=moved.v)
@@ -45,7 +45,9 @@ def with_clusters(library: KernelLibrary) -> Iterator[KernelLibrary]:
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("heads", [2, 4, 8, 16, 32])
 @cases.FP8
-def test_step(with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype) -> None:
+def test_a_step_in_clusters_equals_the_reference(
+    with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype
+) -> None:
     """Few rows: pages are scored and selected by clusters, in 16 bit. A sparse row, a dense one, an inactive one."""
     case = cases.step_case(lengths=[200, 10, -1], heads=heads, size=64, dtype=dtype, seed=2, fp8=fp8)
     checks.check_hybrid(with_clusters, case)
@@ -54,7 +56,9 @@ def test_step(with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("heads", [2, 4, 8, 16, 32])
 @cases.FP8
-def test_step_of_many_rows(with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype) -> None:
+def test_a_step_of_many_rows_equals_the_reference(
+    with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype
+) -> None:
     """Uses more clusters than any GPU has room for: one launch after another."""
     lengths = [10, -1, *range(60, 60 + 5 * 8, 5)]
     case = cases.step_case(lengths=lengths, heads=heads, size=64, dtype=dtype, seed=2, fp8=fp8)
@@ -63,12 +67,14 @@ def test_step_of_many_rows(with_clusters: KernelLibrary, fp8: bool, heads: int, 
 
 @pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_step_that_rotates(with_clusters: KernelLibrary, dtype: torch.dtype, rows: int) -> None:
+def test_a_step_that_rotates_equals_rotation_before_it(
+    with_clusters: KernelLibrary, dtype: torch.dtype, rows: int
+) -> None:
     """Selecting and dense, in clusters and apart."""
     check_rotated(with_clusters, unrotated(cases.step_case(lengths=[*range(60, 60 + rows)], size=24, dtype=dtype)))
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_dense_step(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_a_dense_step_equals_the_reference(library: KernelLibrary, dtype: torch.dtype) -> None:
     """Append and attention, over one split and over several."""
     checks.check_dense(library, cases.step_case(lengths=[700, 3], heads=8, size=64, dtype=dtype, seed=3))

@@ -43,7 +43,7 @@ def numbers(dtype: torch.dtype) -> Tensor:
 
 
 def blocks(dtype: torch.dtype) -> Iterator[Tensor]:
-    """All the keys as [1,1,TOKENS,SIZE], repeated where the last block is not full."""
+    """Return all the keys as [1,1,TOKENS,SIZE], repeated where the last block is not full."""
     values, block = numbers(dtype), SIZE * TOKENS
     padded = torch.cat([values, values[: -len(values) % block]])
     return (part.reshape(1, 1, TOKENS, SIZE) for part in padded.split(block))
@@ -62,7 +62,7 @@ def raised(library: KernelLibrary, keys: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_number_is_rounded_up(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_fp8_bounds_round_every_number_up(library: KernelLibrary, dtype: torch.dtype) -> None:
     for keys in blocks(dtype):
         wide = keys[0, 0].float().numpy().T
         expected = np.concatenate([codes_of(wide), codes_of(-wide)])
@@ -70,7 +70,7 @@ def test_every_number_is_rounded_up(library: KernelLibrary, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_bound_promises_less_than_the_keys(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_fp8_bounds_are_never_below_the_keys(library: KernelLibrary, dtype: torch.dtype) -> None:
     """A bound is at most the next number of fp8, and never an infinity, NaN or -0."""
     for keys in blocks(dtype):
         codes = raised(library, keys).numpy()
@@ -86,7 +86,7 @@ def codes_like(*bits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_operations_round_alike(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_compaction_steps_and_turns_round_bounds_alike(library: KernelLibrary, dtype: torch.dtype) -> None:
     """A compaction, a step and a turn give a page of the same keys the same bounds."""
     case = compact_case(lengths=[60], budget=60, capacity=64, size=64, page=1, dtype=dtype, fp8=True)
     case.k[0, 0, :7, 0] = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-6, -1e-6]).to(dtype)
@@ -107,7 +107,7 @@ def test_the_operations_round_alike(library: KernelLibrary, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("operator", [COMPACT_TURN, RAISE_BOUNDS, REPLACE_BOUNDS], ids=lambda one: one.name)
 @pytest.mark.parametrize("value", [-1, 2])
-def test_a_third_type_of_bounds_is_refused(library: KernelLibrary, operator: Operator, value: int) -> None:
+def test_an_unknown_type_of_bounds_is_refused(library: KernelLibrary, operator: Operator, value: int) -> None:
     """test_bad_numbers.py tries the other operations."""
     assert operator.kernel is not None
     sizes = {

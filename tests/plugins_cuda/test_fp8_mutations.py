@@ -73,5 +73,5 @@ def check(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_mistakes_are_noticed(mutation: Mutation) -> None:
+def test_every_mutation_is_noticed(mutation: Mutation) -> None:
     MUTANTS.check_noticed(mutation, check)

@@ -48,11 +48,11 @@ def test_every_generated_file_says_where_it_comes_from() -> None:
         ("stored_pages(C + 1, page_size, 2)", "stored_pages(C + 1, page_size, 2)"),
     ],
 )
-def test_formulas_keep_their_meaning(formula: str, written: str) -> None:
+def test_formulas_are_translated_to_c(formula: str, written: str) -> None:
     assert expression(formula) == written
 
 
-def test_a_division_in_c_is_one_in_python() -> None:
+def test_translated_divisions_equal_python_floor_division() -> None:
     """Holds for whole numbers that are not negative, as all sizes are."""
     formula = "(C + page_size - 1) // page_size - (C - 3) * 2"
     for capacity in (3, 16, 17):
@@ -66,7 +66,7 @@ def test_formulas_that_are_not_allowed_are_refused() -> None:
 
 
 def _window_attention() -> Operator:
-    """A throw-away operator with a kernel, a new attribute and a tensor of its own."""
+    """Return a throw-away operator with a kernel, a new attribute and a tensor of its own."""
     return replace(
         HYBRID_ATTENTION,
         name="KvcWindowAttention",

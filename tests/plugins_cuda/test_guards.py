@@ -8,7 +8,7 @@ from tests.plugins_cuda.guards import CannotGuard, Mistake, guarded
 
 
 def body(text: str, *mistakes: Mistake) -> str:
-    """The body of a function, with guards."""
+    """Return the body of a function, with guards."""
     return guarded(f"void f() {{ {text} }}", mistakes).removeprefix("void f() { ").removesuffix(" }")
 
 

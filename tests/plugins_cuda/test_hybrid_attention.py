@@ -22,7 +22,7 @@ from tests.plugins_cuda.hybrid_steps import PAGES, reference_tokens, run, select
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_step(library: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:
+def test_random_steps_equal_the_reference(library: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:
     check_hybrid(library, data.draw(steps(dtype)))
 
 
@@ -55,7 +55,7 @@ def golden(**changes: Any) -> StepCase:
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_golden(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_golden_case_matches(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     """All bounds of the golden case are numbers of fp8."""
     case = golden()
     floats = ("query", "k_new", "v_new", "k_cache", "v_cache")
@@ -90,7 +90,9 @@ def test_a_group_sum_of_zero_reads_the_minimum(library: KernelLibrary) -> None:
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_copies_of_a_page_tie(library: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int) -> None:
+def test_copies_of_a_page_tie_and_the_lowest_wins(
+    library: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int
+) -> None:
     """Two distinct pages, repeated: every copy's score has the same bits, and the lowest copy wins."""
     for seed in range(2):
         sizes = {"page": page, "capacity": 230, "lengths": (229, 150), "dtype": dtype, "seed": seed, "fp8": fp8}
@@ -117,7 +119,9 @@ def test_equal_channels_are_chosen_from_below(library: KernelLibrary, r: int) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_in_a_key_of_a_chosen_channel(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_nan_in_a_chosen_channel_makes_all_pages_rank_equally(
+    scheduled_library: KernelLibrary, dtype: torch.dtype
+) -> None:
     """The page's bound is NaN, hence every share: all pages rank equally, the lowest tokens are read."""
     case = with_key(small(top_r=64, dtype=dtype), slots=50, channel=7, value=math.nan)
     found = selected_tokens(scheduled_library, case)
@@ -127,7 +131,7 @@ def test_nan_in_a_key_of_a_chosen_channel(scheduled_library: KernelLibrary, dtyp
     assert not output.isnan().any(), "slot 50 is not among the tokens that were read"
 
 
-def test_nan_in_a_channel_that_is_not_chosen(library: KernelLibrary) -> None:
+def test_nan_in_a_channel_that_is_not_chosen_changes_no_selection(library: KernelLibrary) -> None:
     case = small(top_r=8)
     case.query[:, :, 7] = 0.001
     with_nan = with_key(case, slots=50, channel=7, value=math.nan)
@@ -145,7 +149,7 @@ def test_nan_in_a_key_promises_the_most_in_fp8(scheduled_library: KernelLibrary,
 
 @pytest.mark.parametrize("where", ["appended key", "query", "value"])
 @FP8
-def test_nan_in_what_arrives(library: KernelLibrary, fp8: bool, where: str) -> None:
+def test_nan_in_the_new_token_selects_as_the_reference(library: KernelLibrary, fp8: bool, where: str) -> None:
     case = small(top_r=64, fp8=fp8)
     {"appended key": case.k_new, "query": case.query, "value": case.v_new}[where][0, :, 5] = math.nan
     after, output, _ = run(library, case)
@@ -162,7 +166,7 @@ def test_nan_in_what_arrives(library: KernelLibrary, fp8: bool, where: str) -> N
 @pytest.mark.parametrize("slot", [0, 49, 50, 51, 99])
 @pytest.mark.parametrize(("dtype", "top_r"), [(torch.float32, 64), (torch.bfloat16, 64), (torch.float16, 49)])
 @FP8
-def test_infinite_keys(
+def test_infinite_keys_select_as_the_reference(
     scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype, top_r: int, slot: int, value: float
 ) -> None:
     """An infinite score makes its head NaN and the lowest tokens win; minus infinity drops the page. In fp8 there are
@@ -172,7 +176,7 @@ def test_infinite_keys(
 
 
 @pytest.mark.parametrize("pages", [1, 8, 17, 24])
-def test_pages_of_minus_infinity(scheduled_library: KernelLibrary, pages: int) -> None:
+def test_pages_of_minus_infinity_are_not_selected(scheduled_library: KernelLibrary, pages: int) -> None:
     """Whole units of pages that nothing looks at leave the others' shares as they are."""
     case = without_pages(small(), pages)
     found = selected_tokens(scheduled_library, case)
@@ -181,7 +185,7 @@ def test_pages_of_minus_infinity(scheduled_library: KernelLibrary, pages: int) -
     check_hybrid(scheduled_library, case)
 
 
-def test_minus_infinity_in_every_page(library: KernelLibrary) -> None:
+def test_minus_infinity_in_every_page_reads_the_lowest_tokens(library: KernelLibrary) -> None:
     """No share is a number then, so the lowest tokens are read."""
     case = without_pages(small(), 34)
     case.k_new[:, :, 0] = torch.finfo(torch.float32).min
@@ -191,7 +195,7 @@ def test_minus_infinity_in_every_page(library: KernelLibrary) -> None:
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_nothing_hangs_on_garbage(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_garbage_still_selects_stored_tokens(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     """NaN, infinities and the largest numbers everywhere, any codes: whatever is chosen is a list of stored tokens."""
     make = torch.Generator().manual_seed(3)
     for seed in range(4):
@@ -218,7 +222,9 @@ def test_nothing_hangs_on_garbage(scheduled_library: KernelLibrary, fp8: bool, d
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [1, 3, 4])
 @FP8
-def test_many_steps(library: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int) -> None:
+def test_bounds_raised_step_by_step_equal_recomputed_ones(
+    library: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int
+) -> None:
     """From an empty cache to a full one and beyond: bounds raised step by step equal recomputed ones."""
     case = step_case(
         lengths=(0, 7), size=16, capacity=22, page=page, top_r=5, top_k=6, token_budget=9, dtype=dtype, fp8=fp8
@@ -243,13 +249,15 @@ def test_many_steps(library: KernelLibrary, fp8: bool, dtype: torch.dtype, page:
 
 
 @pytest.mark.parametrize("lengths", [(0,), (100,), (101,), (-1,), (2**62,), (-1, 101), (0, -5, 100, 101)])
-def test_first_and_last_slots_and_inactive_rows(library: KernelLibrary, lengths: tuple[int, ...]) -> None:
+def test_first_slots_last_slots_and_inactive_rows_equal_the_reference(
+    library: KernelLibrary, lengths: tuple[int, ...]
+) -> None:
     check_hybrid(library, small(lengths=lengths))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_one_slot(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_a_cache_of_one_slot_equals_the_reference(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     check_hybrid(library, step_case(lengths=(0, 1), capacity=1, top_k=1, token_budget=0, page=5, dtype=dtype, fp8=fp8))
 
 

@@ -18,7 +18,9 @@ from tests.plugins_cuda.hybrid_steps import GROUPS, run, selected_tokens, small,
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("heads", [4, 8, 16])
 @pytest.mark.parametrize("pages", [1, 7, 8, 9, 15, 16, 17, 24, 120, 121, 127, 128, 129, 136, 145, 255, 256])
-def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype, top_r: int) -> None:
+def test_a_partly_filled_last_tile_of_pages_equals_the_reference(
+    library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype, top_r: int
+) -> None:
     """Around units of 8 pages, a warp's 16, a block's 128; a last step of 16 channels with few of them and many."""
     check_hybrid(library, last_tile(pages, heads, dtype, top_r))
 
@@ -29,7 +31,7 @@ def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [4, 8, 16])
 @pytest.mark.parametrize("pages", [1, 2, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 273, 512, 513])
-def test_the_last_tile_of_pages_in_fp8(
+def test_a_partly_filled_last_tile_of_fp8_pages_equals_the_reference(
     library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype, top_r: int
 ) -> None:
     """Around spans of 16 pages, a warp's 32, a block's 256."""
@@ -37,7 +39,7 @@ def test_the_last_tile_of_pages_in_fp8(
 
 
 def last_tile(pages: int, heads: int, dtype: torch.dtype, top_r: int, *, fp8: bool = False) -> StepCase:
-    """A row whose pages are all there are, and one with half of them."""
+    """Return a row whose pages are all there are, and one with half of them."""
     return step_case(
         lengths=(2 * pages - 1, pages), heads=heads, kv_heads=1, size=40, capacity=2 * pages, page=2, top_r=top_r,
         top_k=pages, token_budget=0, dtype=dtype, seed=pages, fp8=fp8,
@@ -92,7 +94,9 @@ def test_pages_past_the_last_slot_are_neither_scored_nor_changed(
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_groups(library: KernelLibrary, fp8: bool, group: int, dtype: torch.dtype) -> None:
+def test_every_group_size_equals_the_reference(
+    library: KernelLibrary, fp8: bool, group: int, dtype: torch.dtype
+) -> None:
     check_hybrid(library, small(heads=2 * group, dtype=dtype, fp8=fp8))
 
 
@@ -100,8 +104,8 @@ def test_groups(library: KernelLibrary, fp8: bool, group: int, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", range(16, 257, 8))
 @FP8
-def test_head_sizes(library: KernelLibrary, fp8: bool, size: int, dtype: torch.dtype) -> None:
-    """With all channels chosen, about half of them, and few."""
+def test_every_head_size_equals_the_reference(library: KernelLibrary, fp8: bool, size: int, dtype: torch.dtype) -> None:
+    """Covers all channels chosen, about half of them, and few."""
     top_r = {torch.bfloat16: size, torch.float16: size // 2 + 1, torch.float32: 3}[dtype]
     check_hybrid(library, small(size=size, top_r=top_r, dtype=dtype, lengths=(100, 40), fp8=fp8))
 
@@ -109,7 +113,7 @@ def test_head_sizes(library: KernelLibrary, fp8: bool, size: int, dtype: torch.d
 @pytest.mark.parametrize(
     ("capacity", "page"), [(2048, 1), (2049, 1), (4096, 1), (4097, 1), (16384, 1), (16385, 1), (40000, 2)]
 )
-def test_many_pages(library: KernelLibrary, capacity: int, page: int) -> None:
+def test_many_pages_equal_the_reference(library: KernelLibrary, capacity: int, page: int) -> None:
     """The selection's keys are in registers, 4 or 8 of each thread, then in shared memory, then in the workspace."""
     case = step_case(
         lengths=(capacity - 1, capacity // 3), heads=2, kv_heads=1, size=16, capacity=capacity, page=page, top_r=4,
@@ -126,11 +130,11 @@ def test_many_pages(library: KernelLibrary, capacity: int, page: int) -> None:
 
 @pytest.mark.parametrize("page", [50, 99, 100, 101, 1000])
 @FP8
-def test_few_large_pages(library: KernelLibrary, fp8: bool, page: int) -> None:
+def test_few_large_pages_equal_the_reference(library: KernelLibrary, fp8: bool, page: int) -> None:
     check_hybrid(library, small(page=page, fp8=fp8))
 
 
-def test_the_largest_page(library: KernelLibrary) -> None:
+def test_one_page_of_all_slots_is_the_same_for_any_page_size(library: KernelLibrary) -> None:
     """One page that holds all slots: its bounds are the same whatever its size."""
     case = small(page=101)
     _, output, selected = run(library, case)
@@ -140,7 +144,7 @@ def test_the_largest_page(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_without_selected(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_leaving_out_the_selected_list_changes_no_result(library: KernelLibrary, dtype: torch.dtype) -> None:
     case = small(dtype=dtype)
     after, output, _ = run(library, case)
     moved = case.to(library.device_type)
@@ -162,7 +166,7 @@ def test_the_selected_list_is_written_to_its_end(library: KernelLibrary) -> None
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("top_k", [16, 400])
-def test_a_block_takes_several_splits_of_a_long_row_within_the_budget(
+def test_one_block_for_several_splits_has_the_bits_of_dense_attention(
     scheduled_library: KernelLibrary, top_k: int, dtype: torch.dtype
 ) -> None:
     """Blocks are launched for the splits of a sparse row. The dense operation has one for each split, and its bits."""
@@ -174,7 +178,7 @@ def test_a_block_takes_several_splits_of_a_long_row_within_the_budget(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_list_longer_than_a_block_holds_of_it(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_a_list_longer_than_a_block_holds_equals_the_reference(library: KernelLibrary, dtype: torch.dtype) -> None:
     """Splits of 384 tokens, whose list a block reads in parts of 256."""
     case = step_case(
         lengths=[16500, 16400], heads=2, kv_heads=1, size=16, page=64, top_k=16385, token_budget=0, dtype=dtype

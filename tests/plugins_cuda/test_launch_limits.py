@@ -66,7 +66,7 @@ class Call:
     cache_format: int = 0
 
     def numbers(self) -> dict[str, int]:
-        """Every number that any operation takes."""
+        """Return every number that any operation takes."""
         model, rule = self.model, self.parameters
         size, capacity = model.head_size, rule.capacity
         stored = capacity + TURN if self.operation == "kvc_compact_turn" else rule.max_input_len
@@ -85,7 +85,7 @@ class Call:
         }  # fmt: skip
 
     def launches(self, library: KernelLibrary) -> list[EmulatedLaunch]:
-        """The launches of the call; raises KernelError where a device would refuse it."""
+        """Return the launches of the call; raises KernelError where a device would refuse it."""
         return library.checked_launches_of(lambda: self.make(library))
 
     def make(self, library: KernelLibrary) -> None:
@@ -130,7 +130,7 @@ def calls(heads: tuple[int, int, int], policy: str, dtype: Dtype) -> Iterator[Ca
 
 
 def step(batch: int, context: int, budget: int, policy: str = "rocketkv", dtype: Dtype = Dtype.BFLOAT16) -> Call:
-    """A step of Llama-3.1-8B."""
+    """Return a step of Llama-3.1-8B."""
     model = load_preset("llama3.1-8b").config
     return Call(STEP, model, resolved(policy, model, context, budget), batch, dtype)
 
@@ -156,7 +156,7 @@ def _has_room(architecture: str, launch: EmulatedLaunch) -> bool:
     return launch.cluster_blocks <= 8 and x * y * z <= {"sm_90a": 132, "sm_100": 148}[architecture]
 
 
-def test_every_launcher_is_asked(emulation: KernelLibrary) -> None:
+def test_the_limits_cover_every_launcher(emulation: KernelLibrary) -> None:
     """Covers every launcher at the sizes above, in every format, except compaction in place and the prefetch hint."""
     model = load_preset("llama3.1-8b").config
     asked = set()
@@ -186,7 +186,7 @@ NEEDS_TO_BE_ALLOWED = {
 
 
 def pages(count: int) -> Call:
-    """A step over a cache of `pages` pages, of one token each."""
+    """Return a step over a cache of `pages` pages, of one token each."""
     one = step(1, 32768, 512)
     return replace(one, parameters=replace(one.parameters, capacity=count, page_size=1))
 

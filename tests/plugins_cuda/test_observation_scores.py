@@ -56,7 +56,7 @@ def votes(library: KernelLibrary, q_window: Tensor, k: Tensor, lengths: Sequence
 
 
 def expected_votes(q_window: Tensor, k: Tensor, lengths: Sequence[int], budget: int) -> tuple[Tensor, Tensor]:
-    """The reference in float64 on the same rounded inputs, NaN where nothing is voted on, and M [B,G]."""
+    """Return the reference in float64 on the same rounded inputs, NaN where nothing is voted on, and M [B,G]."""
     window, result = q_window.shape[2], torch.full(k.shape[:3], math.nan, dtype=torch.float64)
     scores = compaction.scores(q_window.double(), k.double(), torch.tensor(lengths).clamp(min=1), pool_kernel=1)
     for b, n in enumerate(lengths):
@@ -106,7 +106,7 @@ def tokens_outside(k: Tensor) -> Tensor:
 
 
 def part_of_fused(k: Tensor) -> Tensor:
-    """A slice of [B,S,G,3D] in memory, whose other parts are NaN."""
+    """Return a slice of [B,S,G,3D] in memory, whose other parts are NaN."""
     batch, kv_heads, length, size = k.shape
     fused = torch.full((batch, length, kv_heads, 3 * size), math.nan, dtype=k.dtype)
     fused[..., size : 2 * size] = k.transpose(1, 2)
@@ -133,7 +133,7 @@ def shapes(draw: Any) -> dict[str, Any]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=shapes())
-def test_votes_of_any_shape(library: KernelLibrary, shape: dict[str, Any]) -> None:
+def test_votes_of_random_shapes_equal_the_reference(library: KernelLibrary, shape: dict[str, Any]) -> None:
     layout, budget, lengths = shape.pop("layout"), shape.pop("budget"), shape["lengths"]
     q_window, k = inputs(**shape)
     check(library, q_window, layout(k), lengths, budget)
@@ -141,7 +141,9 @@ def test_votes_of_any_shape(library: KernelLibrary, shape: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 5, 2 * CHUNK + 40, 3 * CHUNK])
-def test_prompts_around_a_chunk(library: KernelLibrary, length: int, dtype: torch.dtype) -> None:
+def test_votes_of_prompts_around_a_chunk_equal_the_reference(
+    library: KernelLibrary, length: int, dtype: torch.dtype
+) -> None:
     """The window may be in one chunk, in two, or begin with one."""
     lengths = [length, CHUNK + 3]
     q_window, k = inputs(lengths, dtype=dtype, size=16, kv_heads=1)
@@ -157,7 +159,7 @@ def test_prompts_around_a_chunk(library: KernelLibrary, length: int, dtype: torc
         (120, 7, 64, torch.float32),
     ],
 )
-def test_more_query_rows_than_fit(
+def test_more_query_rows_than_fit_shared_memory_equal_the_reference(
     library: KernelLibrary, window: int, group: int, size: int, dtype: torch.dtype
 ) -> None:
     """Rows beyond shared memory are taken block by block; the last block is partly filled."""
@@ -181,7 +183,7 @@ def test_equal_keys_get_equal_bits(library: KernelLibrary, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_same_bits_in_every_schedule(emulation: KernelLibrary, dtype: torch.dtype) -> None:
+def test_votes_have_the_same_bits_in_every_schedule(emulation: KernelLibrary, dtype: torch.dtype) -> None:
     lengths = [CHUNK + 90, 30, 12]
     q_window, k = inputs(lengths, group=3, window=12, size=48, dtype=dtype, kv_heads=1)
     results = []
@@ -203,7 +205,7 @@ def test_bits_of_a_row_do_not_depend_on_its_batch(library: KernelLibrary, dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_large_logits(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_votes_of_large_logits_stay_near_exact_ones(library: KernelLibrary, dtype: torch.dtype) -> None:
     """Hundreds: only the rounding of the logits themselves is left, as for a near-tie."""
     lengths = [300]
     q_window, k = inputs(lengths, size=64, dtype=dtype, scale=40.0)
@@ -248,7 +250,9 @@ def poison_query(k: Tensor, q: Tensor) -> None:
 @pytest.mark.parametrize(
     "spoil", [poison_keys, poison_last_key, infinite_keys, vanishing_keys, vanishing_prompt, poison_query]
 )
-def test_nan_and_infinity(library: KernelLibrary, spoil: Callable[[Tensor, Tensor], None], dtype: torch.dtype) -> None:
+def test_nan_and_infinity_spoil_their_head_alone(
+    library: KernelLibrary, spoil: Callable[[Tensor, Tensor], None], dtype: torch.dtype
+) -> None:
     """NaN and infinity have the reference's effect, and only on their own KV head."""
     lengths = [150, 140]
     q_window, k = inputs(lengths, window=9, size=24, dtype=dtype)
@@ -258,7 +262,7 @@ def test_nan_and_infinity(library: KernelLibrary, spoil: Callable[[Tensor, Tenso
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_overflowing_products(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_overflowing_products_make_votes_of_their_head_nan(library: KernelLibrary, dtype: torch.dtype) -> None:
     """Beyond float32: +inf in every row of a group, whose votes are NaN; the other KV head has its own."""
     q_window, k = inputs([150], window=9, size=24, dtype=dtype)
     q_window[0, :2, :, 3], k[0, 0, 30, 3] = torch.finfo(dtype).max, torch.finfo(dtype).max
@@ -278,7 +282,7 @@ def test_rows_that_fit_are_not_voted_on(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_offsets_beyond_32_bits(emulation: KernelLibrary, dtype: torch.dtype) -> None:
+def test_keys_at_offsets_beyond_32_bits_are_read(emulation: KernelLibrary, dtype: torch.dtype) -> None:
     """Keys 2^26 elements apart, in memory that is reserved and touched only where the keys are."""
     n, window, stride = 40, 4, 2**26
     q_window, k = inputs([n], kv_heads=1, window=window, size=16, dtype=dtype)
@@ -289,7 +293,7 @@ def test_offsets_beyond_32_bits(emulation: KernelLibrary, dtype: torch.dtype) ->
     assert torch.equal(found[..., : n - window], votes(emulation, q_window, k, [n], 8)[..., : n - window])
 
 
-def test_exact_ties_of_dyadic_keys(library: KernelLibrary) -> None:
+def test_dyadic_keys_give_equal_votes_in_every_type(library: KernelLibrary) -> None:
     """Logits without rounding: fp16, bf16 and fp32 see the same ones."""
     make = torch.Generator().manual_seed(3)
     q_window, k = dyadic((1, 4, 4, 64), make) / 4, dyadic((1, 2, 90, 64), make)
@@ -299,7 +303,7 @@ def test_exact_ties_of_dyadic_keys(library: KernelLibrary) -> None:
         assert_votes(one, expected)
 
 
-def test_golden_sum_before_pooling(library: KernelLibrary) -> None:
+def test_votes_match_the_golden_case(library: KernelLibrary) -> None:
     """W = 2, ks = 3, n = 12, two heads; two channels in use, scaled so that D = 16 gives their logits."""
     k, q_window = torch.zeros(1, 1, 12, 16), torch.zeros(1, 2, 2, 16)
     k[0, 0, 1, 0], k[0, 0, 4, 1], k[0, 0, 7, 0], k[0, 0, 8, 1] = 3, 3, 2, 2
@@ -310,7 +314,7 @@ def test_golden_sum_before_pooling(library: KernelLibrary) -> None:
     assert torch.allclose(pooled, expected, rtol=2e-6)
 
 
-def test_grids_are_functions_of_sizes(emulation: KernelLibrary) -> None:
+def test_grids_depend_on_sizes_and_not_on_lengths(emulation: KernelLibrary) -> None:
     """Whatever the lengths on the device: the launches can be captured in a CUDA graph."""
     grids = []
     q_window, k = inputs([700, 700])

@@ -45,7 +45,9 @@ def forward() -> None:
     group=st.integers(1, 16), pages=st.integers(1, 1200), page_size=st.integers(1, 9), seed=st.integers(0, 2**32 - 1),
     spread=st.sampled_from([0.0, 1.0, 30.0]), data=st.data(),
 )  # fmt: skip
-def test_any_scores(group: int, pages: int, page_size: int, seed: int, spread: float, data: st.DataObject) -> None:
+def test_sums_of_random_scores_equal_float64_to_rounding(
+    group: int, pages: int, page_size: int, seed: int, spread: float, data: st.DataObject
+) -> None:
     in_last = data.draw(st.integers(1, page_size))
     scores = (np.random.default_rng(seed).standard_normal((group, pages)) * spread).astype(np.float32)
     tokens = np.full(pages, page_size)

@@ -65,12 +65,12 @@ def random_votes(heads: int, length: int, seed: int, distinct: int = 0) -> Tenso
 
 @pytest.mark.parametrize("pool", [1, 3, 5, 63, 511, 1023, 1025, 4095])
 @pytest.mark.parametrize("n", [700, 2100, 9000])
-def test_kernels_narrower_and_wider_than_tiles_and_prompts(pool: int, n: int) -> None:
+def test_pools_narrower_and_wider_than_a_tile_follow_the_rule(pool: int, n: int) -> None:
     check(random_votes(2, n + 3, pool + n), window=8, pool=pool, n=n, budget=n // 7, capacity=n // 7 + 2)
 
 
 @pytest.mark.parametrize("pool", [2047, 2049, 31])
-def test_every_edge_of_a_tile(pool: int) -> None:
+def test_a_peak_at_every_edge_of_a_tile_keeps_its_plateau(pool: int) -> None:
     """One peak at a time, at the positions where tiles begin and end: the plateau around it is kept, and no more."""
     window, n = 4, 9000
     tile = 2048 if pool < 1024 else 8192
@@ -99,7 +99,7 @@ def test_nan_spreads_to_its_neighbourhood_and_ranks_last() -> None:
         check(votes, window=6, pool=21, n=400, budget=budget, capacity=budget)
 
 
-def test_infinite_and_zero_votes() -> None:
+def test_infinite_and_zero_votes_follow_the_rule() -> None:
     votes = random_votes(2, 200, 6)
     votes[0, 50:120], votes[1] = torch.inf, 0.0
     votes[1, 10::20] = -0.0
@@ -111,7 +111,7 @@ def test_short_prompts_keep_everything(n: int) -> None:
     check(random_votes(2, 30, 7), window=8, pool=5, n=n, budget=20, capacity=25)
 
 
-def test_budget_of_the_window_alone() -> None:
+def test_a_budget_of_the_window_keeps_the_window() -> None:
     check(random_votes(2, 100, 8), window=8, pool=5, n=100, budget=8, capacity=8)
     check(random_votes(2, 100, 8), window=8, pool=5, n=9, budget=8, capacity=8)
 
@@ -126,7 +126,7 @@ def test_lengths_beyond_the_prompt_are_clamped() -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), pool=st.integers(0, 300), n=st.integers(2, 900), distinct=st.sampled_from([0, 2, 6]))
-def test_rule(data: st.DataObject, pool: int, n: int, distinct: int) -> None:
+def test_random_votes_are_selected_by_the_rule(data: st.DataObject, pool: int, n: int, distinct: int) -> None:
     window = data.draw(st.integers(1, n - 1))
     budget = data.draw(st.integers(window, n - 1))
     votes = random_votes(2, n + data.draw(st.integers(0, 9)), data.draw(st.integers(0, 2**31)), distinct)

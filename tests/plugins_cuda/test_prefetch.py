@@ -26,7 +26,7 @@ def test_every_byte_is_asked_for_and_none_changes(emulation: KernelLibrary, coun
 
 
 @pytest.mark.parametrize("count", [16, 2048, 65552])
-def test_memory_may_end_where_it_ends(emulation: KernelLibrary, count: int) -> None:
+def test_prefetch_reads_nothing_beyond_the_last_byte(emulation: KernelLibrary, count: int) -> None:
     """Prefetches up to the last byte before memory that does not exist: reading that would end the process."""
     pages = -(-count // mmap.PAGESIZE)
     mapped = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
@@ -62,7 +62,7 @@ def test_a_gpu_takes_the_hint_outside_a_capture_and_inside(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["forward", "reverse", "shuffled"])
-def test_every_order_and_every_gpu(emulation: KernelLibrary, schedule: str) -> None:
+def test_prefetch_runs_in_every_schedule_on_every_gpu(emulation: KernelLibrary, schedule: str) -> None:
     memory = aligned(200_000, np.uint8)
     emulation.set_schedule(schedule, seed=3)
     try:

@@ -29,7 +29,7 @@ def select(
     in_registers: int = 0,
     single: int = 0,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
-    """The weight that every element gets, the start of its output (-1: it has none), and the threshold.
+    """Return the weight that every element gets, the start of its output (-1: it has none), and the threshold.
 
     `in_registers` keys of each thread, or all of them in memory. Elements of weight `single`
     together are one element; ALL_PASSES runs every pass.
@@ -105,12 +105,12 @@ def test_passes_end_where_an_element_is_alone(threads: int) -> None:
 
 
 @pytest.mark.parametrize(("quota", "served"), [(-3, 0), (0, 0), (1, 1), (6, 6), (7, 7), (8, 7), (INT32.max, 7)])
-def test_any_quota(quota: int, served: int) -> None:
+def test_a_quota_is_clamped_to_the_number_of_values(quota: int, served: int) -> None:
     values = np.array([np.nan, 0, -1, 4, 4, -np.inf, 2], np.float32)
     assert select(values, quota)[0].sum() == served
 
 
-def test_order_of_special_values() -> None:
+def test_special_values_are_ranked_with_nan_last() -> None:
     """NaN below -inf, -0 equal to 0, denormals apart from 0: one more is taken with every quota."""
     tiny = np.float32(1e-45)
     ranked = np.array([np.inf, 1, 2 * tiny, tiny, 0, -0.0, -tiny, -1, -np.inf, np.nan], np.float32)
@@ -131,7 +131,7 @@ def test_agrees_with_the_reference() -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), n=st.integers(1, 700), threads=st.sampled_from(THREADS), distinct=st.sampled_from([1, 3, 50, 0]))
-def test_rule(data: st.DataObject, n: int, threads: int, distinct: int) -> None:
+def test_random_values_are_selected_by_the_rule(data: st.DataObject, n: int, threads: int, distinct: int) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     any_bits = random.integers(0, 2**32, max(n, distinct), dtype=np.uint32).view(np.float32)
     values = any_bits[random.integers(0, distinct, n)] if distinct else any_bits[:n]
@@ -146,14 +146,14 @@ def test_rule(data: st.DataObject, n: int, threads: int, distinct: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4096, 8191, 8192, 8193])
-def test_lengths_around_the_sizes_of_warps_blocks_and_batches(n: int) -> None:
+def test_lengths_around_warps_blocks_and_batches_follow_the_rule(n: int) -> None:
     values = (np.arange(n) * 7919 % 101).astype(np.float32)
     for threads in THREADS:
         for quota in (1, n // 3, n - 1, n):
             check(values, quota, np.ones(n, np.int32), threads)
 
 
-def test_a_million_elements() -> None:
+def test_a_million_elements_follow_the_rule() -> None:
     """The largest size, on a plateau whose members are more than any digit's bin of a smaller type could count."""
     n = 1 << 20
     values = np.where(np.arange(n) % 3 == 0, np.float32(0.25), np.float32(0.125))

@@ -24,7 +24,7 @@ def hopper(emulation: KernelLibrary) -> Iterator[KernelLibrary]:
 
 
 def step(library: KernelLibrary, rows: int, budget: int) -> list[EmulatedLaunch]:
-    """The launches of a step of Llama-3.1-8B under RocketKV; no kernel runs."""
+    """Return the launches of a step of Llama-3.1-8B under RocketKV; no kernel runs."""
     return Call("kvc_hybrid_attention", MODEL, resolved("rocketkv", MODEL, 32768, budget), rows).launches(library)
 
 

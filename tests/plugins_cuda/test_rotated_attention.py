@@ -36,7 +36,7 @@ class Unrotated:
     sines: Tensor
 
     def arguments(self, operator: Operator, device: str) -> dict[str, Any]:
-        """The arguments of one call, on copies of the caches."""
+        """Return the arguments of one call, on copies of the caches."""
         given = self.step.to(device).arguments() | {
             name: getattr(self, name).to(device, copy=True) for name in ("joined", "cosines", "sines")
         }
@@ -45,7 +45,7 @@ class Unrotated:
 
 
 def unrotated(step: StepCase, seed: int = 0) -> Unrotated:
-    """A step of the same sizes and caches; the values of `step` are those of the token before it is rotated."""
+    """Return a step of the same sizes and caches; the values of `step` are those of the token before it is rotated."""
     make = torch.Generator().manual_seed(seed)
     batch, heads, size = step.query.shape
     joined = torch.cat([step.query, step.k_new, step.v_new], dim=1)
@@ -109,7 +109,9 @@ def either(request: pytest.FixtureRequest, emulation: KernelLibrary) -> Iterator
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_step(either: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:
+def test_random_steps_equal_rotation_before_attention(
+    either: KernelLibrary, dtype: torch.dtype, data: st.DataObject
+) -> None:
     check(either, unrotated(data.draw(steps(dtype)), data.draw(st.integers(0, 1000))))
 
 
@@ -117,7 +119,9 @@ def test_any_step(either: KernelLibrary, dtype: torch.dtype, data: st.DataObject
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [16, 24, 40, 64, 128, 136, 256])
 @pytest.mark.parametrize("heads", [2, 10, 32])
-def test_sizes_and_groups(library: KernelLibrary, dtype: torch.dtype, size: int, heads: int) -> None:
+def test_every_head_size_and_group_equals_rotation_before_attention(
+    library: KernelLibrary, dtype: torch.dtype, size: int, heads: int
+) -> None:
     """Sparse, dense and inactive rows; halves of a head that are no whole vectors; groups of 1, 5 and 16."""
     lengths = (200, 5, -1, 201)
     check(library, unrotated(step_case(lengths=lengths, capacity=201, heads=heads, size=size, dtype=dtype)))
@@ -125,7 +129,7 @@ def test_sizes_and_groups(library: KernelLibrary, dtype: torch.dtype, size: int,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_many_rows(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_many_rows_equal_rotation_before_attention(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     """Uses more rows than have room in clusters on any GPU."""
     lengths = [90 - row for row in range(MANY_ROWS)]
     check(library, unrotated(step_case(lengths=lengths, heads=8, size=64, dtype=dtype, fp8=fp8)))
@@ -134,7 +138,9 @@ def test_many_rows(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> Non
 @pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_schedules_agree(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_every_schedule_equals_rotation_before_attention(
+    scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype
+) -> None:
     case = step_case(lengths=(300, 7), heads=8, size=64, top_r=23, dtype=dtype, fp8=fp8)
     check(scheduled_library, unrotated(case))
 

@@ -51,7 +51,7 @@ def launches(library: KernelLibrary, case: StepCase) -> list[str]:
 
 
 def results(library: KernelLibrary, case: StepCase) -> dict[str, torch.Tensor]:
-    """All results of a step, as bits."""
+    """Return all results of a step, as bits."""
     moved = case.to(library.device_type)
     output, selected = library.hybrid_attention(**moved.arguments())
     assert selected is not None
@@ -80,26 +80,30 @@ def pages_case(pages: int, **changes: Any) -> StepCase:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_step(later: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:
+def test_random_steps_select_the_same_in_clusters(
+    later: KernelLibrary, dtype: torch.dtype, data: st.DataObject
+) -> None:
     check_same(later, data.draw(steps(dtype)))
 
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("pages", [1, 2, 8, 9, 64, 65, 71, 72, 127, 128, 129, 520, 1023, 1064, 2049, 3232, 4095, 4096])
-def test_pages_around_the_blocks(later: KernelLibrary, pages: int, ties: bool) -> None:
+def test_page_counts_around_a_block_select_the_same_in_clusters(later: KernelLibrary, pages: int, ties: bool) -> None:
     check_same(later, pages_case(pages, ties=ties, seed=pages))
 
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("pages", [1, 15, 16, 17, 127, 128, 129, 136, 143, 144, 145, 300, 1023, 2049, 4097, 8191, 8192])
-def test_pages_around_the_blocks_in_fp8(later: KernelLibrary, pages: int, ties: bool) -> None:
+def test_fp8_page_counts_around_a_block_select_the_same_in_clusters(
+    later: KernelLibrary, pages: int, ties: bool
+) -> None:
     check_same(later, pages_case(pages, ties=ties, seed=pages, fp8=True))
 
 
 @pytest.mark.parametrize("heads", [1, 3, 4, 5, 8, 9, 16])
 @FP8
-def test_groups(later: KernelLibrary, fp8: bool, heads: int) -> None:
-    """Whose softmax is divided otherwise between the warps of a block than in a block of its own."""
+def test_every_group_size_selects_the_same_in_clusters(later: KernelLibrary, fp8: bool, heads: int) -> None:
+    """The warps of a block divide the softmax otherwise than a block of its own does."""
     for pages in (30, 300, 1100):
         check_same(later, pages_case(pages, heads=heads, seed=heads, fp8=fp8))
 
@@ -116,7 +120,7 @@ def test_a_query_of_zero_ties_every_page(later: KernelLibrary, fp8: bool, top_k:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_scores_that_are_no_numbers(later: KernelLibrary, value: float) -> None:
+def test_nan_and_infinite_bounds_select_the_same_in_clusters(later: KernelLibrary, value: float) -> None:
     case = pages_case(300, top_r=16)
     case.bounds[..., 3, 77] = value
     check_same(later, case)
@@ -124,7 +128,9 @@ def test_scores_that_are_no_numbers(later: KernelLibrary, value: float) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_rows_that_select_and_rows_that_do_not(later: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_a_batch_of_sparse_and_dense_rows_selects_the_same_in_clusters(
+    later: KernelLibrary, fp8: bool, dtype: torch.dtype
+) -> None:
     lengths = (400, 399, 0, -1, 401, 8, 20, 200)
     sizes = {"heads": 8, "size": 40, "page": 3, "top_r": 19, "top_k": 20, "capacity": 401, "dtype": dtype, "fp8": fp8}
     check_same(later, step_case(lengths=lengths, token_budget=100, **sizes))
@@ -133,7 +139,7 @@ def test_rows_that_select_and_rows_that_do_not(later: KernelLibrary, fp8: bool, 
 
 @pytest.mark.parametrize("page", [50, 301, 2**31 - 1])
 @FP8
-def test_large_pages(later: KernelLibrary, fp8: bool, page: int) -> None:
+def test_large_pages_select_the_same_in_clusters(later: KernelLibrary, fp8: bool, page: int) -> None:
     sizes = {"capacity": 301, "page": min(page, 301), "top_k": 9, "token_budget": 5}
     case = step_case(lengths=(300, 40), dtype=torch.float16, fp8=fp8, **sizes)
     check_same(later, replace(case, page_size=page))
@@ -141,7 +147,9 @@ def test_large_pages(later: KernelLibrary, fp8: bool, page: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_the_reference(later_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_selection_in_clusters_equals_the_reference(
+    later_library: KernelLibrary, fp8: bool, dtype: torch.dtype
+) -> None:
     sizes = {"heads": 8, "size": 64, "top_r": 23, "dtype": dtype, "fp8": fp8}
     check_hybrid(later_library, step_case(lengths=(200, 64, 10, -1), seed=3, **sizes))
 
@@ -191,13 +199,15 @@ def rows_case(batch: int, **changes: Any) -> StepCase:
 
 
 @pytest.mark.parametrize(("architecture", "most"), [("sm_80", 0), ("sm_90a", 2), ("sm_100", 2)])
-def test_as_many_rows_as_have_multiprocessors(later: KernelLibrary, architecture: str, most: int) -> None:
+def test_clusters_serve_as_many_rows_as_have_multiprocessors(
+    later: KernelLibrary, architecture: str, most: int
+) -> None:
     later.set_device(architecture)
     for batch in (1, 2, 3, 8):
         assert launches(later, rows_case(batch)) == (FUSED if batch <= most else APART), batch
 
 
-def test_sizes_that_fit(later: KernelLibrary) -> None:
+def test_clusters_serve_sizes_that_fit_a_block(later: KernelLibrary) -> None:
     assert launches(later, pages_case(4096)) == FUSED
     assert launches(later, pages_case(4097)) == APART, "a block would have more pages than a staged row"
     assert launches(later, pages_case(8192, fp8=True)) == FUSED

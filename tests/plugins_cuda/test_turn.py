@@ -103,7 +103,7 @@ of_a_block = pytest.mark.parametrize(
         ([64], [129]),  # several thread blocks
     ],
 )
-def test_rows(
+def test_rows_of_a_turn_equal_the_reference(
     scheduled_library: KernelLibrary, operator: Operator, fp8: bool, dtype: torch.dtype, stored: list[int],
     new: list[int],
 ) -> None:  # fmt: skip
@@ -113,7 +113,9 @@ def test_rows(
 @of_a_block
 @MANY
 @given(data=st.data())
-def test_any_shape(library: KernelLibrary, operator: Operator, fp8: bool, data: st.DataObject) -> None:
+def test_random_shapes_equal_the_reference(
+    library: KernelLibrary, operator: Operator, fp8: bool, data: st.DataObject
+) -> None:
     """Ragged lengths, pages and blocks of any size, caches that the turn fills to the last slot."""
     rows = data.draw(st.integers(1, 3))
     stored = data.draw(st.lists(st.integers(0, 90), min_size=rows, max_size=rows))
@@ -153,7 +155,7 @@ def test_appending_is_what_the_reference_appends(library: KernelLibrary, fp8: bo
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_key_that_is_no_number_makes_its_bounds_none(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_a_nan_key_makes_its_bounds_nan(library: KernelLibrary, dtype: torch.dtype) -> None:
     case = block_case([2], [6], dtype=dtype)
     case.k_new[0, 1, 3, 5] = math.nan
     moved, _ = compare(library, RAISE_BOUNDS, case)
@@ -163,7 +165,7 @@ def test_a_key_that_is_no_number_makes_its_bounds_none(library: KernelLibrary, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_key_that_is_no_number_has_the_widest_bounds_in_fp8(library: KernelLibrary, dtype: torch.dtype) -> None:
+def test_a_nan_key_has_the_widest_fp8_bounds(library: KernelLibrary, dtype: torch.dtype) -> None:
     case = block_case([2], [6], dtype=dtype, fp8=True)
     case.k_new[0, 1, 3, 5] = math.nan
     moved, _ = compare(library, RAISE_BOUNDS, case)
@@ -184,7 +186,7 @@ def test_joined_tables_end_with_zeros(library: KernelLibrary) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @MANY
 @given(data=st.data())
-def test_state_is_overwritten(library: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:
+def test_state_is_overwritten_byte_for_byte(library: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:
     """Equal to the last bit, and no byte beyond changes: NaN and the sign of zero are copied too."""
     batch, heads, slots = (data.draw(st.integers(1, most)) for most in (3, 3, 150))
     size, page = data.draw(st.sampled_from(HEAD_SIZES)), data.draw(st.sampled_from(PAGES))

@@ -19,7 +19,9 @@ LENGTHENED = 200.0
 
 @pytest.mark.parametrize("pool", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_prompt_tokens(library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
+def test_prompt_tokens_are_kept_although_their_weights_underflow(
+    library: KernelLibrary, dtype: torch.dtype, pool: int
+) -> None:
     case = compact_case(lengths=[150, 90], size=64, window=2, budget=120, pool=pool, dtype=dtype, seed=4)
     case.q_window.mul_(LENGTHENED)
     queries, keys = case.q_window.double().numpy(), case.k.double().numpy()
@@ -30,7 +32,9 @@ def test_prompt_tokens(library: KernelLibrary, dtype: torch.dtype, pool: int) ->
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_pages_of_a_step(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_pages_of_a_step_are_selected_although_their_weights_underflow(
+    library: KernelLibrary, fp8: bool, dtype: torch.dtype
+) -> None:
     case = step_case(lengths=[199, 80], size=64, top_r=24, top_k=120, dtype=dtype, seed=5, fp8=fp8)
     case.query.mul_(LENGTHENED)
     query, keys = case.query[0, :2].double().numpy(), case.k_cache[0, 0, :199].double().numpy()

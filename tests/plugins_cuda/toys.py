@@ -89,25 +89,25 @@ def compile_toys(directory: Path, *flags: str) -> None:
 
 @functools.cache
 def compiled() -> Path:
-    """The directory of the libraries."""
+    """Return the directory of the libraries."""
     return made_once("toys", lambda directory: compile_toys(directory, "-O1"), PLUGINS, Path(__file__).parent)
 
 
 @functools.cache
 def toys() -> Toys:
-    """The toy kernels."""
+    """Return the toy kernels."""
     return Toys(compiled() / "libtoys.so")
 
 
 @functools.cache
 def races() -> Toys:
-    """The toys with races, with the race detector."""
+    """Return the toys with races, with the race detector."""
     return Toys(compiled() / "libraces.so")
 
 
 @functools.cache
 def clusters() -> Toys:
-    """The toys in clusters, with the race detector, on a GPU that has clusters."""
+    """Return the toys in clusters, with the race detector, on a GPU that has clusters."""
     library = Toys(compiled() / "libclusters.so")
     library.set_device("sm_90a")
     return library
@@ -115,12 +115,12 @@ def clusters() -> Toys:
 
 @functools.cache
 def executions() -> Toys:
-    """The toy whose executions are counted."""
+    """Return the toy whose executions are counted."""
     return Toys(compiled() / "libexecutions.so")
 
 
 def aligned(shape: Sequence[int], dtype: object, fill: object = 0) -> np.ndarray:
-    """An array that starts at a multiple of 64 bytes."""
+    """Return an array that starts at a multiple of 64 bytes."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64

@@ -37,7 +37,7 @@ def test_the_page_has_the_table():
     assert "\n".join(["|---|---|---|---|---|---|", *rows, ""]) in page
 
 
-def test_a_gpu_by_its_figures():
+def test_a_gpu_can_be_given_by_its_figures():
     mine = accelerator("My GPU=900 GB/s, 120.5,24")
     assert (mine.name, mine.bandwidth, mine.flops_16bit, mine.memory) == ("My GPU", 9e11, 120.5e12, 24 * 2**30)
     assert (mine.flops_fp8, mine.source) == (None, "given")
@@ -56,6 +56,6 @@ def test_a_gpu_by_its_figures():
         ("=900GB/s,120,24", "expected NAME=bandwidth,TFLOPS,GiB"),
     ],
 )
-def test_anything_else_is_refused(text, message):
+def test_unknown_gpus_and_malformed_figures_are_refused(text, message):
     with pytest.raises(InputError, match=message):
         accelerator(text)

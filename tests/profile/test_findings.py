@@ -52,7 +52,7 @@ def test_a_quiet_result_says_speed_and_floor_only():
         ({"noise_percent": 50.0}, "1 of 1 rows vary by more than 20%"),
     ],
 )
-def test_rows(change, expected):
+def test_each_unusual_row_has_its_finding(change, expected):
     assert any(expected in sentence for sentence in findings({**QUIET, "rows": [{**ROW, **change}]}))
 
 
@@ -65,7 +65,7 @@ def test_rows(change, expected):
         ("prefill", 140 << 20, True),
     ],
 )
-def test_memory_more_than_a_tenth_apart_is_told(kind, measured, told):
+def test_memory_more_than_a_tenth_off_the_model_is_a_finding(kind, measured, told):
     percent = 100 * (measured / MEMORY["modelled_bytes"] - 1)
     line = {**MEMORY, "kind": kind, "measured_bytes": measured, "difference_percent": percent}
     found = findings({**QUIET, "memory": {"rows": [line], "decode": []}})
@@ -73,7 +73,7 @@ def test_memory_more_than_a_tenth_apart_is_told(kind, measured, told):
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_the_peak_of_decode_is_told_where_the_twins_is_above_noise(told):
+def test_the_peak_of_decode_is_a_finding_where_the_twins_exceeds_noise(told):
     peak = {
         "context": 1024, "batch_size": 1, "side": "engine", "peak_bytes": (100 << 20) if told else (5 << 20),
         "peak_share_of_dense": 0.4, "peak_with_weights_share_of_dense": 0.9, "state_modelled_share_of_dense": 0.35,
@@ -104,7 +104,7 @@ def test_the_stand_in_for_a_gpu_is_reported_first():
     assert not any("--dense-until" in sentence for sentence in found), "a GPU may break even elsewhere"
 
 
-def test_the_measurements_own_limits_are_told():
+def test_limits_of_the_measurement_are_findings():
     result = copy.deepcopy(QUIET)
     result["floor"]["copy_bandwidth"].update(beyond_cache=False, drift_percent=30.0)
     result["left_out"] = ["context 9: too long"]

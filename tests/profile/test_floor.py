@@ -59,7 +59,9 @@ def cost(kind: str, tokens: float) -> StepCost:
 
 
 @pytest.mark.parametrize(("kind", "batch", "context", "h100", "h200", "over_h100", "over_h200", "ceilings"), FULL_CACHE)
-def test_full_cache_table(kind, batch, context, h100, h200, over_h100, over_h200, ceilings):
+def test_floors_of_the_full_cache_match_the_golden_table(
+    kind, batch, context, h100, h200, over_h100, over_h200, ceilings
+):
     tokens = context * KILO
     dense = cost(kind, tokens)
     assert 1e3 * floor_seconds(dense, batch, H100.bandwidth, H100.flops_16bit) == pytest.approx(h100, abs=0.0051)
@@ -82,7 +84,7 @@ def test_full_cache_table(kind, batch, context, h100, h200, over_h100, over_h200
         (32, 0, 7142, 10233),
     ],
 )
-def test_tokens_per_second_of_a_budget(batch, budget, h100, h200):
+def test_tokens_per_second_of_a_budget_match_the_golden_table(batch, budget, h100, h200):
     for accelerator, expected in ((H100, h100), (H200, h200)):
         found = batch / floor_seconds(cost("bf16", budget), batch, accelerator.bandwidth, accelerator.flops_16bit)
         assert found == pytest.approx(expected, rel=1.5e-3, abs=0.51)
@@ -100,7 +102,7 @@ def test_tokens_per_second_of_a_budget(batch, budget, h100, h200):
         (H200, 32, 4255, 191),
     ],
 )
-def test_largest_batch(accelerator, context, stored, batch):
+def test_the_largest_batch_matches_the_golden_table(accelerator, context, stored, batch):
     """A compressed row is stored beside one full prefill cache; a full row is its own prefill."""
     full = context * KILO * TOKEN_BYTES["bf16"]
     row, reserved = (full, 0) if stored is None else (stored * TOKEN_BYTES["bf16"], full)
@@ -116,7 +118,7 @@ def test_the_largest_batch_fits_and_one_row_more_does_not(fixed, row, usable):
 @pytest.mark.parametrize(
     ("microseconds", "h100", "h200"), [(2, 1.6, 2.3), (5, 4.1, 5.9), (10, 8.2, 11.7), (20, 16.4, 23.4)]
 )
-def test_break_even_of_an_overhead_per_layer(microseconds, h100, h200):
+def test_break_even_lengths_match_the_golden_table(microseconds, h100, h200):
     per_layer = TOKEN_BYTES["bf16"] / 32
     for accelerator, kilotokens in ((H100, h100), (H200, h200)):
         found = break_even_tokens(0, microseconds * 1e-6, accelerator.bandwidth, per_layer, 1)

@@ -39,7 +39,7 @@ def table(**asked):
 
 @settings(max_examples=6, deadline=None)
 @given(mebibytes=st.integers(4, 90), rows=st.sampled_from([1, 3]), data=st.data())
-def test_what_is_found_fits_and_one_token_more_does_not(mebibytes, rows, data):
+def test_the_largest_budget_fits_and_one_token_more_does_not(mebibytes, rows, data):
     memory = mebibytes * MIB
     fitting = [entry for entry in table(memory=memory, rows=rows) if "bytes_per_row" in entry]
     entry = data.draw(st.sampled_from(fitting))
@@ -74,7 +74,7 @@ def test_one_policy_and_format_may_have_settings_of_its_own():
         table(memory=8 * MIB, pool_kernel=5)
 
 
-def test_rows_alone_ask_what_a_gpu_has_beside_the_weights():
+def test_rows_without_a_memory_use_what_a_gpu_has_beside_the_weights():
     [h100, small] = plan(
         "llama3.1-8b", max_input_len=32640, policy="tova", kv_cache="auto", rows=64, gpus=["h100", "mine=1TB/s,100,24"]
     )["tables"]
@@ -109,7 +109,7 @@ def test_a_memory_for_the_whole_cache_says_that_nothing_need_be_compressed():
         ({"memory": MIB, "policy": "exact-topk", "backend": "onnxruntime"}, "only the reference runs it"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(asked, message):
+def test_impossible_requests_are_refused_in_one_line(asked, message):
     with pytest.raises(InputError, match=message) as error:
         table(**asked)
     assert "\n" not in str(error.value)

@@ -122,7 +122,7 @@ def test_lengths_of_the_engine_are_the_longest_of_the_mix(tmp_path):
         ("concurrency: [\n", "mix.yaml"),
     ],
 )
-def test_a_file_that_is_no_mix_is_refused_in_a_line(content, message, tmp_path):
+def test_an_invalid_mix_file_is_refused_in_one_line(content, message, tmp_path):
     path = tmp_path / "mix.yaml"
     path.write_text(content)
     with pytest.raises(InputError, match=message) as error:
@@ -130,6 +130,6 @@ def test_a_file_that_is_no_mix_is_refused_in_a_line(content, message, tmp_path):
     assert "\n" not in error.value.message
 
 
-def test_a_mix_that_is_not_there(tmp_path):
+def test_a_missing_mix_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"mix\.yaml"):
         read_mix(tmp_path / "mix.yaml")

@@ -56,11 +56,11 @@ def test_parameters_are_those_of_transformers(family):
 @pytest.mark.parametrize(
     ("name", "billions"), [("llama3.1-8b", 8.030), ("llama3.1-70b", 70.554), ("qwen2.5-7b", 7.616)]
 )
-def test_published_sizes(name, billions):
+def test_parameters_of_presets_match_the_published_sizes(name, billions):
     assert count_parameters(load_preset(name).config).total / 1e9 == pytest.approx(billions, abs=0.0006)
 
 
-def test_weights_of_llama_8b():
+def test_weight_bytes_of_llama_8b_match_known_values():
     model = load_preset("llama3.1-8b").config
     counts = count_parameters(model)
     assert (counts.linear, counts.lm_head, counts.embedding) == (6_979_321_856, 525_336_576, 525_336_576)
@@ -89,7 +89,7 @@ def test_a_tied_head_is_the_embedding_in_int8():
     assert weight_bytes(model, "int4").resident == weight_bytes(model, "int4").per_step == linear + head
 
 
-def test_prefill_operations_of_llama_8b():
+def test_prefill_operations_of_llama_8b_match_the_formula():
     """14 Gflop per token in matrices; attention at 32K adds 2 * 32 layers * 4096 * 32768^2."""
     model = load_preset("llama3.1-8b").config
     assert prefill_operations(model, 1) == pytest.approx(2 * 6_979_321_856, rel=1e-4)

@@ -33,7 +33,7 @@ def plan_of(name="llama3.1-8b", policy="rocketkv", sequence=131072, budget=512, 
 
 
 @pytest.mark.parametrize(("context", "budget", "ceilings"), CEILINGS)
-def test_ceilings_within_what_rounding_the_budget_moves(context, budget, ceilings):
+def test_ceilings_match_the_golden_table_within_one_percent(context, budget, ceilings):
     """Our resolver rounds r and p down where the table rounds to nearest: 1% in pairs, less in the ceiling."""
     speed = plan_of(sequence=context * 1024, budget=budget)["speed"]
     for gpu in ("H100", "H200"):
@@ -42,7 +42,7 @@ def test_ceilings_within_what_rounding_the_budget_moves(context, budget, ceiling
         assert len(found) == (2 if (gpu, context, budget) == ("H100", 128, 2048) else 3)  # 32 such rows do not fit
 
 
-def test_floor_and_memory_marks():
+def test_floors_and_fits_match_known_values():
     speed = {(entry["accelerator"], entry["batch"]): entry for entry in plan_of()["speed"]}
     assert speed["H100", 1]["full"]["floor_ms"] == pytest.approx(9.61, abs=0.006)
     assert speed["H100", 8]["compressed"]["floor_tokens_per_s"] == pytest.approx(1726, abs=2)
@@ -51,7 +51,7 @@ def test_floor_and_memory_marks():
     assert all(entry["compressed"]["fits"] for entry in speed.values())
 
 
-def test_what_fits_is_the_largest_batch():
+def test_every_batch_up_to_the_largest_fits():
     """One model of memory: every batch up to the largest has a floor, and none beyond it."""
     plan = plan_of()
     for gpu in plan["gpus"]:
@@ -106,7 +106,7 @@ def test_policies_without_selection_have_no_break_even(policy):
     assert plan_of(policy=policy)["break_even"] == []
 
 
-def test_full_gains_nothing():
+def test_the_full_cache_has_a_ceiling_of_one():
     plan = plan_of(policy="full")
     assert {entry["ceiling_speedup"] for entry in plan["speed"]} == {1.0}
     assert plan["cache"]["full_bytes_per_row"] == plan["cache"]["compressed_bytes_per_row"] == 2**34
@@ -120,7 +120,7 @@ def test_every_preset_has_a_plan_that_is_json(name):
 
 
 @pytest.mark.parametrize(("name", "token_bytes"), [("qwen2.5-7b-128k", 57344), ("qwen3-8b-128k", 147456)])
-def test_the_cache_of_128k_tokens_under_yarn(name, token_bytes):
+def test_cache_bytes_of_128k_presets_match_the_formula(name, token_bytes):
     """Keys and values of a token in bf16: 28 layers of 4 KV heads, 36 of 8, of 128 channels."""
     plan = plan_of(name)
     assert plan["cache"]["full_bytes_per_row"] == 131072 * token_bytes
@@ -153,7 +153,7 @@ def test_no_prefix_is_shared_by_itself_where_layers_slide():
     assert not plan_of("gemma-3-12b", policy="rocketkv-mt", sequence=8192)["context"]["shared_by_default"]
 
 
-def test_bytes_of_a_stored_context():
+def test_bytes_of_a_stored_context_match_the_formula():
     """Keys and values that are kept, without page bounds, and the logits; what a policy carries besides for turns."""
     logits, token = 4 * 128256, 2 * 8 * 128 * 2  # one layer's keys and values of a token, 16 bits
     rocketkv, full = plan_of(), plan_of(policy="full")
@@ -212,7 +212,7 @@ def test_a_backend_without_turns_keeps_no_places():
 
 @pytest.mark.parametrize("policy", ["h2o", "tova", "streaming-llm"])
 def test_a_floor_counts_the_bytes_that_the_plan_says_a_step_reads(policy):
-    """Under budgets by prompt too, where a row is allocated more than it uses."""
+    """This holds under budgets by prompt too, where a row is allocated more than it uses."""
     found = kvc_trt.plan(
         "llama3.1-8b", policy=policy, layer_budget="squeeze-online", token_budget=1024, max_input_len=32512
     )

@@ -36,7 +36,7 @@ def test_time_ends_a_row_but_not_before_two_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_few_steps(steps):
+def test_few_steps_are_all_counted(steps):
     (found,) = time_decode([FakeRun([], "engine", 1.0)], steps, seconds=0.0)
     assert found.steps.samples == 2 * steps
 

@@ -57,7 +57,7 @@ def test_a_normal_distribution_has_its_mean_and_deviation():
 
 
 @pytest.mark.parametrize("text", ["", "0", "5:3", "0:4", "-1", "1:2:3", "normal:9", "normal:9,-1", "1e3", "nan", True])
-def test_what_is_no_distribution_is_refused(text):
+def test_malformed_length_distributions_are_refused(text):
     with pytest.raises(InputError, match=r"expected"):
         Lengths.parse(text)
 
@@ -74,7 +74,7 @@ def test_what_is_no_distribution_is_refused(text):
         ({"data": "own.jsonl"}, "input_len and data"),
     ],
 )
-def test_settings_are_checked(changes, expected):
+def test_invalid_settings_are_refused_by_name(changes, expected):
     with pytest.raises(InputError, match=expected):
         dataclasses.replace(SMALL, **changes)
 
@@ -123,7 +123,7 @@ def test_the_twin_has_the_rows_that_fit_into_the_engines_bytes(engine):
     assert sides_of(engine, asked, 1, 100)[1].rows == 1
 
 
-def test_figures_of_known_times():
+def test_figures_follow_from_known_times():
     answered = (Answered(10, 1.0, (1.5, 1.7, 2.1)), Answered(20, 2.0, (2.2,)))
     found = figures(Run(4.0, answered))
     assert found["request_throughput"] == 0.5
@@ -144,7 +144,7 @@ def test_figures_of_known_times():
     assert over_repeats([single])["spread"]["mean_tpot_ms"] is None
 
 
-def test_a_whole_measurement(engine):
+def test_a_measurement_has_every_run_and_is_plain_json(engine):
     result = profile_requests(engine, SMALL, NullProgress(), OPTIONS)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert [(run["side"], run["repeat"]) for run in result["runs"]] == [
@@ -178,7 +178,7 @@ def test_a_twin_that_does_not_fit_is_given_a_row_and_said(engine, monkeypatch):
 
 
 def test_caches_beyond_the_memory_are_refused_before_anything_runs(engine, monkeypatch):
-    """On any machine: the memory is the test's own."""
+    """This holds on any machine: the memory is the test's own."""
     check = requests_run.check_fits
     monkeypatch.setattr(requests_run, "check_fits", lambda sides, _: check(sides, free_bytes=1 << 20))
     monkeypatch.setattr(requests_run, "open_scheduler", lambda *_: pytest.fail("an engine was opened"))
@@ -201,7 +201,7 @@ def test_a_failing_request_ends_the_measurement_and_its_threads(engine, monkeypa
     assert closed == [{"drain": False}] * 2
 
 
-def test_it_runs_inside_a_loop_too():
+def test_requests_can_be_profiled_inside_a_running_event_loop():
     async def in_a_notebook():
         return ask_all(None, Asking((), (), ""), 1, None)
 

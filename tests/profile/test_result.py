@@ -44,7 +44,7 @@ def result(engine, bandwidth):
     return profile_run.profile_engine(engine, REQUEST, NullProgress())
 
 
-def test_everything_in_one_result(result, tmp_path):
+def test_a_result_has_every_section_and_is_plain_json(result, tmp_path):
     assert set(SECTIONS) <= set(result)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     keys = [(row["context"], row["batch_size"], row["side"]) for row in result["rows"]]

@@ -18,7 +18,7 @@ def test_percentiles_are_numpys(samples, percent):
 
 
 @given(SAMPLES)
-def test_summary(samples):
+def test_a_summary_agrees_with_the_statistics_module(samples):
     summary = summarise(samples)
     assert summary.samples == len(samples)
     assert summary.mean == pytest.approx(statistics.fmean(samples))
@@ -27,14 +27,14 @@ def test_summary(samples):
     assert summary.std == pytest.approx(statistics.stdev(samples) if len(samples) > 1 else 0, abs=1e-9, rel=1e-6)
 
 
-def test_field_names():
+def test_fields_are_named_by_statistic_and_unit():
     fields = summarise([0.001, 0.003]).milliseconds("itl")
     assert list(fields) == [f"{kind}_itl_ms" for kind in ("mean", "median", "std", "p50", "p90", "p99")]
     assert fields["median_itl_ms"] == pytest.approx(2.0)
     assert summarise([2.0, 2.0]).noise_percent == 0
 
 
-def test_refusals():
+def test_empty_samples_and_wrong_percentiles_are_refused():
     with pytest.raises(ValueError, match="at least one"):
         summarise([])
     with pytest.raises(ValueError, match="found 101"):

@@ -65,6 +65,6 @@ def test_an_executor_that_holds_caches_is_measured_from_none(engine):
     assert held.step_seconds() > 0
 
 
-def test_differences_in_percent():
+def test_memory_differences_are_in_percent():
     assert MeasuredMemory("cache", 100.0, 125.0, "allocated").difference_percent == 25
     assert MeasuredMemory("cache", 0.0, 5.0, "allocated").difference_percent == 0

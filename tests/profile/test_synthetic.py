@@ -23,7 +23,7 @@ from kvc_trt.profile.traffic import entries_by_cache
 
 
 @pytest.mark.parametrize("context", [1, 63, 200, 512])
-def test_entries_bounds_and_padding(engine, context):
+def test_a_synthetic_cache_has_entries_bounds_and_zero_padding(engine, context):
     torch = pytest.importorskip("torch")
     from kvc_trt.reference import page_bounds
 
@@ -138,6 +138,6 @@ def _program(engine, parameters):
     )
 
 
-def test_prompts_are_seeded():
+def test_random_prompts_follow_their_seed():
     assert (random_prompts(2, 9, 50) == random_prompts(2, 9, 50)).all()
     assert random_prompts(2, 9, 50).max() < 50

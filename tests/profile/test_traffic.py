@@ -41,14 +41,14 @@ def parameters_of(policy, sequence, budget, output=128, **overrides):
 
 
 def pairs_with(parameters, entries):
-    """Pairs that a compressed layer reads with that many tokens cached, all but one of them generated."""
+    """Return the pairs that a compressed layer reads with `entries` tokens cached, all but one of them generated."""
     traffic = row_traffic(LLAMA, parameters, 2, 1, entries - 1)
     assert traffic.entries == entries
     return traffic.pairs
 
 
 @pytest.mark.parametrize(("sequence", "budget", "output", "adaptive", "even"), TRAFFIC)
-def test_pairs_of_the_golden_table(sequence, budget, output, adaptive, even):
+def test_pairs_read_match_the_golden_table(sequence, budget, output, adaptive, even):
     for split, expected in (("adaptive", adaptive), ("even", even)):
         parameters = parameters_of("rocketkv", sequence, budget, output, split=split, by_length=False)
         found = pairs_with(parameters, parameters.capacity)

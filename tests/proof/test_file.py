@@ -79,7 +79,7 @@ LIST = base64.b64encode(b"\x02\x01").decode()
         ("lists", ("caches", 1, "kept_lists", ""), "cache 2, step 0: lists of tokens of 0 heads"),
     ],
 )
-def test_hostile_documents(kind, change, message, tmp_path):
+def test_hostile_documents_are_refused_in_one_line(kind, change, message, tmp_path):
     (tmp_path / "proof.json").write_text(json.dumps(changed(kind, *change)))
     with pytest.raises(InputError, match=message) as caught:
         read_proof(tmp_path / "proof.json")
@@ -87,7 +87,7 @@ def test_hostile_documents(kind, change, message, tmp_path):
     assert len(caught.value.message) < 400
 
 
-def test_a_cache_without_digests():
+def test_a_cache_without_digests_is_refused():
     document = changed("digest", "caches", 0, "read", [])
     document["caches"][0]["kept"] = None
     with pytest.raises(InputError, match="cache 0: no digest"):
@@ -105,14 +105,14 @@ def test_a_cache_without_digests():
         (json.dumps(document_of(recorded())).encode()[:-40], "is not valid JSON"),
     ],
 )
-def test_files_that_are_no_proof(content, message, tmp_path):
+def test_files_that_are_no_proof_are_refused_in_one_line(content, message, tmp_path):
     (tmp_path / "proof.json").write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
         read_proof(tmp_path / "proof.json")
     assert "\n" not in caught.value.message
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_proof_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot read"):
         read_proof(tmp_path / "none.json")
     with pytest.raises(InputError, match="a directory; expected a regular file"):
@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
-def test_the_record_of_a_prompt_travels(kind):
+def test_the_record_of_a_prompt_survives_json(kind):
     record = recorded(kind).of_prompt
     sent = json.loads(prompt_document_of(record).model_dump_json(exclude_none=True))
     assert prompt_record_of(PromptDocument.model_validate(sent), "it") == record

@@ -75,7 +75,7 @@ def test_a_hole_in_a_list_is_kept():
         (written(4000) + written(20_000) + written(0) * (20_000 + 3999), "expected at most"),
     ],
 )
-def test_hostile_bytes(data, message):
+def test_hostile_bytes_are_refused(data, message):
     with pytest.raises(InputError, match=message):
         decode(data)
 

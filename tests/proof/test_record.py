@@ -74,7 +74,7 @@ def test_the_root_is_over_everything_that_is_stated():
         ({"root": "0" * 64}, "the root is not that of"),
     ],
 )
-def test_changed_parts_are_named(change, problem):
+def test_changed_parts_of_a_proof_are_named(change, problem):
     assert problem in " ".join(replace(recorded(), **change).problems())
 
 
@@ -112,12 +112,12 @@ def test_the_record_of_a_prompt_leaves_out_what_was_read_after_it():
 
 
 @pytest.mark.parametrize(("asked", "kind"), [("digest", "digest"), ("lists", "lists"), (None, None), ("", None)])
-def test_kinds_by_name(asked, kind):
+def test_proof_kinds_are_found_by_name(asked, kind):
     assert proof_kind(asked, "it") == kind
 
 
 @pytest.mark.parametrize("asked", ["Digest", "all", 1, True, 0, ["lists"], {}])
-def test_other_kinds_are_named(asked):
+def test_unknown_proof_kinds_are_refused(asked):
     with pytest.raises(InputError, match="expected digest or lists"):
         proof_kind(asked, "it")
 

@@ -35,7 +35,7 @@ def with_caches(caches):
     return replace(proof, root=root_of(proof.made_by, proof.prompt_digest, proof.answer_digest, proof.caches))
 
 
-def test_lists_of_very_different_lengths_are_no_tables_when_a_proof_is_read():
+def test_lists_of_very_different_lengths_are_read_from_a_proof_quickly():
     kept = [CacheRecord(cache, digest_at(cache, 0, SKEWED), (), SKEWED, ()) for cache in range(200)]
     document = json.loads(json.dumps(document_of(with_caches(kept))))
     proof = within(10, lambda: proof_of(document, "it"))
@@ -48,7 +48,7 @@ def test_rows_of_very_different_lengths_are_read_without_a_table():
     assert np.array_equal(rows[0], np.arange(16_000))
 
 
-def test_many_caches_that_nothing_is_read_of_beside_one_that_is_read_at_every_step():
+def test_the_root_over_many_idle_caches_is_computed_quickly():
     steps = 20_000
     idle = [CacheRecord(cache, bytes(32), ()) for cache in range(4000)]
     caches = (*idle, CacheRecord(4000, None, (bytes(32),) * steps))
@@ -56,7 +56,7 @@ def test_many_caches_that_nothing_is_read_of_beside_one_that_is_read_at_every_st
     within(4, lambda: root_of(proof.made_by, proof.prompt_digest, proof.answer_digest, caches))
 
 
-def test_the_root_of_caches_that_are_read_and_of_those_that_are_not():
+def test_the_root_depends_on_idle_caches_and_on_the_order_of_steps():
     """It is a digest of digests: by step, and within a step by cache."""
     idle, reading = CacheRecord(0, b"k" * 32, ()), CacheRecord(1, None, (b"a" * 32, b"b" * 32))
     proof = recorded("digest")

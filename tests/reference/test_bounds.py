@@ -40,7 +40,7 @@ def test_appending_equals_recomputing(data: Any) -> None:
             torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_partial_and_empty_pages() -> None:
+def test_bounds_of_partial_and_empty_pages_match_hand_computed_values() -> None:
     keys = torch.arange(8.0).reshape(1, 1, 8, 1)
     page_min, page_max = page_bounds(keys, torch.tensor([4]), 3)
     assert page_min.flatten().tolist() == [0, 3, torch.inf]
@@ -73,7 +73,7 @@ def test_fp8_bounds_of_nan_are_the_widest_and_empty_pages_stay_empty() -> None:
     assert (page_min.flatten()[1], page_max.flatten()[1]) == (torch.inf, -torch.inf)
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_invalid_arguments_are_refused_by_name() -> None:
     keys, lengths = torch.zeros(1, 2, 8, 4), torch.tensor([8])
     page_min, page_max = page_bounds(keys, lengths, 3)
     new = torch.zeros(1, 2, 4)

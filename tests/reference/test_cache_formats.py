@@ -1,4 +1,4 @@
-"""What the caches of a decoder hold in 8 and 4 bits, under every policy.
+"""The content of a decoder's caches in 8 and 4 bits, under every policy.
 
 Keys and values of a first layer depend on tokens and positions alone, so an uncompressed run in full precision knows
 what each slot of any other run has to hold.
@@ -90,7 +90,7 @@ def assert_stored(found: Tensor, exact: Tensor, format: str) -> None:
 
 
 def step_of(exact: Tensor, format: str) -> float:
-    """The widest distance of two neighbouring codes among these vectors."""
+    """Return the widest distance of two neighbouring codes among these vectors."""
     spread = (exact.amax() - exact.amin()).item()
     return {"int8": spread / 127, "fp8": 0.01 * spread, "int4": spread / 15}[format]
 

@@ -54,7 +54,7 @@ def votes(q_window: Tensor, keys: Tensor, kernel: int) -> list[float]:
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: Case) -> None:
+def test_compaction_equals_its_rule_written_as_loops(case: Case) -> None:
     q_window, keys, values, rows, budget, kernel = case
     before = [tensor.clone() for tensor in (q_window, keys, values)]
     lengths = torch.tensor(rows)
@@ -84,7 +84,7 @@ def test_the_rule_in_loops(case: Case) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(cases())
-def test_a_row_is_the_same_alone(case: Case) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(case: Case) -> None:
     q_window, keys, values, rows, budget, kernel = case
     options = {"prompt_budget": budget, "pool_kernel": kernel}
     together = compact(q_window, keys, values, torch.tensor(rows), **options)
@@ -179,7 +179,7 @@ def test_a_long_prompt_is_not_quadratic() -> None:
         ({"prompt_lengths": torch.tensor([3, 4])}, r"prompt_lengths has shape \[2\] .*expected \[B=1\]"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     names = ("q_window", "keys", "values", "prompt_lengths")
     arguments = {**dict(zip(names, random_case(50), strict=True)), "prompt_budget": 10, "pool_kernel": 3, **change}
     with pytest.raises(ValueError, match=message):

@@ -41,19 +41,25 @@ def check(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_float32(name: str, family: Callable[..., Any], teacher_forced: Any) -> None:
+def test_float32_logits_equal_transformers_to_rounding(
+    name: str, family: Callable[..., Any], teacher_forced: Any
+) -> None:
     pair = family(name)
     check(pair, pair.hugging_face, teacher_forced, [1, 37, 90], 5, torch.float32, 3e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_float64(name: str, family: Callable[..., Any], teacher_forced: Any, exact: Any) -> None:
+def test_float64_logits_equal_transformers_to_rounding(
+    name: str, family: Callable[..., Any], teacher_forced: Any, exact: Any
+) -> None:
     pair = family(name)
     check(pair, exact(pair), teacher_forced, [300, 2], 4, torch.float64, 1e-10)
 
 
 @pytest.mark.parametrize("name", ["llama3.1", "longchat"])
-def test_beyond_the_original_context_length(name: str, family: Callable[..., Any], teacher_forced: Any) -> None:
+def test_logits_beyond_the_original_context_equal_transformers(
+    name: str, family: Callable[..., Any], teacher_forced: Any
+) -> None:
     pair = family(name, max_position_embeddings=1024)
     check(pair, pair.hugging_face, teacher_forced, [600, 700], 3, torch.float32, 5e-5)
 
@@ -68,7 +74,9 @@ def test_the_scaled_rotation_matters_at_these_lengths(family: Callable[..., Any]
 @pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", dense_presets())
-def test_true_shape_of_a_dense_preset(name: str, true_size: Callable[..., Any], teacher_forced: Any) -> None:
+def test_logits_at_the_true_shape_of_a_preset_equal_transformers(
+    name: str, true_size: Callable[..., Any], teacher_forced: Any
+) -> None:
     """Everything as in the preset but one or two layers and a small vocabulary; the answer continues far from the
     prompt, at positions beyond the original context of a rescaled rotation (within the window of Mistral v0.1).
 

@@ -136,7 +136,7 @@ def test_within_the_budget_it_is_the_full_cache_bit_for_bit(
 
 
 @pytest.mark.parametrize("n", [5, 8, 48, 49])
-def test_prompts_around_window_and_budget(n: int, family: Callable[..., Any]) -> None:
+def test_prompts_around_window_and_budget_have_the_expected_lengths(n: int, family: Callable[..., Any]) -> None:
     pair = family("llama")
     decoder = pair.decoder("rocketkv", 40, 120, NEW, window=8, pool_kernel=5, prompt_budget=48)
     ids, lengths, following = prompts(pair, [n])
@@ -148,7 +148,7 @@ def test_prompts_around_window_and_budget(n: int, family: Callable[..., Any]) ->
     assert cache.caches[2].capacity == 48 + NEW
 
 
-def test_rows_of_one_and_four_thousand_tokens(family: Callable[..., Any]) -> None:
+def test_rows_of_1_and_4000_tokens_share_a_batch(family: Callable[..., Any]) -> None:
     pair = family("mistral", num_hidden_layers=1)
     decoder = pair.decoder("rocketkv", 64, 4000, 8)
     ids, lengths, following = prompts(pair, [1, 4000], 2)
@@ -205,7 +205,9 @@ def test_a_full_cache_is_an_error_and_changes_nothing(family: Callable[..., Any]
         (torch.ones(4), [4], r"input_ids has shape \[4\]; expected \[B,S\]"),
     ],
 )
-def test_wrong_prompts_are_named(ids: Tensor, lengths: list[int], message: str, family: Callable[..., Any]) -> None:
+def test_invalid_prompts_are_refused_by_name(
+    ids: Tensor, lengths: list[int], message: str, family: Callable[..., Any]
+) -> None:
     decoder = family("llama").decoder("full", 16, 10, 2)
     with pytest.raises(ValueError, match=message):
         decoder.prefill(ids.long(), torch.tensor(lengths))

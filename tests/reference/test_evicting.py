@@ -43,7 +43,7 @@ def test_room_is_made_behind_the_sinks_of_full_rows_alone() -> None:
     assert cache.lengths.tolist() == [5, 5]
 
 
-def test_heavy_hitters_by_hand() -> None:
+def test_heavy_hitters_match_hand_computed_values() -> None:
     """Queries of 1 and the keys 0, ln 3, 0, 0: rows 1 | 1/4 3/4 | 1/5 3/5 1/5 | 1/6 3/6 1/6 1/6."""
     keys, values = column(0, math.log(3), 0, 0), column(0, 1, 2, 3)
     kept = keep_heavy_hitters(torch.ones_like(keys), keys, values, torch.tensor([4]), heavy=1, recent=2)
@@ -89,7 +89,7 @@ def test_blocks_change_nothing_and_all_that_is_paid_is_received() -> None:
         (({"slots": 0, "sinks": 0}), "slots is 0; expected at least 1"),
     ],
 )
-def test_wrong_numbers_are_named(arguments: dict[str, int], message: str) -> None:
+def test_invalid_numbers_are_refused_by_name(arguments: dict[str, int], message: str) -> None:
     keys = torch.zeros(1, 1, 5, 2)
     with pytest.raises(ValueError, match=message):
         keep_recent(keys, keys, torch.tensor([5]), **arguments)

@@ -42,7 +42,7 @@ def probabilities(query: Tensor, keys: Tensor) -> list[float]:
 
 @settings(max_examples=100)
 @given(cases())
-def test_the_rule_in_loops(case: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
+def test_exact_topk_equals_its_rule_written_as_loops(case: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
     state, options = case
     found = exact_topk(**state, **options)
     assert found.selected is not None
@@ -102,7 +102,7 @@ def test_probabilities_that_vanish_are_still_ranked() -> None:
         ({"query": torch.zeros(1, 3, 4)}, "3 query heads; expected a multiple of 2"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "query": torch.zeros(1, 4, 4), "keys": torch.zeros(1, 2, 9, 4), "values": torch.zeros(1, 2, 9, 4),
         "lengths": torch.tensor([9]), "top_k": 3, **change,

@@ -85,7 +85,7 @@ def logits_of_head(queries: Tensor, keys: Tensor, first: int, future: int, covar
 
 @settings(max_examples=120, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: tuple[State, dict[str, Any], int]) -> None:
+def test_expected_attention_equals_its_rule_written_as_loops(case: tuple[State, dict[str, Any], int]) -> None:
     state, options, future = case
     kept = run(state, options, future)
     queries, keys, values, lengths = state.values()
@@ -118,7 +118,7 @@ def test_the_rule_in_loops(case: tuple[State, dict[str, Any], int]) -> None:
 UNTURNED = torch.ones(1, 1), torch.zeros(1, 1)
 
 
-def test_statistics_by_hand() -> None:
+def test_query_statistics_match_hand_computed_values() -> None:
     """Without the sink: (1, 0) and (3, 4), whose mean is (2, 2) and whose deviations are (1, 2) and its negative."""
     queries = torch.tensor([[99.0, 99], [1, 0], [3, 4], [torch.nan, torch.nan]])[None, None]
     mean, covariance = expected_queries(queries, UNTURNED, torch.tensor([3]), sinks=1)
@@ -129,7 +129,7 @@ def test_statistics_by_hand() -> None:
     assert not nothing.covariance.any()
 
 
-def test_scores_by_hand() -> None:
+def test_scores_match_hand_computed_values() -> None:
     """Mean (0, 2), covariance diag(4, 0): of the keys (0, 0), (1, 0) and (0, 1), D = 2, logits 0, 1 and sqrt 2."""
     mean, covariance = torch.tensor([[0.0, 2.0]]), torch.tensor([[[4.0, 0.0], [0.0, 0.0]]])
     keys, values = torch.tensor([[[0.0, 0], [1, 0], [0, 1]]]), torch.tensor([[[3.0, 4], [0, 1], [0, 0]]])
@@ -139,7 +139,7 @@ def test_scores_by_hand() -> None:
     torch.testing.assert_close(found[0], expected)
 
 
-def test_a_turn_ahead_by_hand() -> None:
+def test_future_rotation_matches_hand_computed_values() -> None:
     """For angles 0 and 90 degrees the mean is (1/2, 1/2); after one position of 90 degrees (-1/2, 1/2)."""
     cosine, sine = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
     rotation = future_rotation(cosine, sine, torch.tensor([1]), future_positions=2)
@@ -194,7 +194,7 @@ def test_equal_scores_go_to_the_lowest() -> None:
         ),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "queries": ExpectedQueries(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2, 2)),
         "keys": torch.zeros(1, 2, 5, 2),
@@ -205,11 +205,11 @@ def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None
 
 
 @pytest.mark.parametrize(("rows", "future"), [([10], 4), ([3], 0), ([3], 11), ([-1], 2)])
-def test_a_table_that_is_too_short_is_named(rows: list[int], future: int) -> None:
+def test_positions_beyond_the_rotary_table_are_refused(rows: list[int], future: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         future_rotation(*table(10, 4), torch.tensor(rows), future_positions=future)
 
 
-def test_a_rotation_that_does_not_fit_is_named() -> None:
+def test_a_rotation_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rotation \(cosine\) has shape \[1, 2\]; expected \[1,1\]"):
         expected_queries(torch.zeros(1, 2, 5, 2), (torch.ones(1, 2), torch.ones(1, 1)), torch.tensor([5]), sinks=2)

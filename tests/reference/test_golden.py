@@ -32,7 +32,7 @@ def test_stage_one_sums_before_it_pools() -> None:
     assert torch.equal(kept.values, 2 * kept.keys)
 
 
-def test_stage_one_scores() -> None:
+def test_stage_one_scores_match_the_golden_case() -> None:
     q_window, keys, lengths = stage_one()
     found = compaction.scores(q_window, keys, lengths, pool_kernel=3)
     expected = torch.tensor([1.470537] * 6 + [0.373279] * 4, dtype=torch.float64)
@@ -85,7 +85,7 @@ def stage_two(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_stage_two_tokens(dtype: torch.dtype) -> None:
+def test_stage_two_tokens_match_the_golden_case(dtype: torch.dtype) -> None:
     state = stage_two(dtype)
     output, selected = hybrid_attention(**state, page_size=3, top_r=2, top_k=4)
     assert selected.tolist() == [[[0, 3, 4, 5]]]
@@ -96,12 +96,12 @@ def test_stage_two_tokens(dtype: torch.dtype) -> None:
     torch.testing.assert_close(dense[0, :, 0], torch.tensor([4.385796, 4.164145], dtype=dtype), rtol=0, atol=bar)
 
 
-def test_stage_two_pages() -> None:
+def test_stage_two_pages_match_the_golden_case() -> None:
     _, selected = hybrid_attention(**stage_two(torch.float32), page_size=3, top_r=2, top_k=4, select="pages")
     assert selected.tolist() == [[[3, 4, 5, -1]]]
 
 
-def test_stage_two_scores() -> None:
+def test_stage_two_scores_match_the_golden_case() -> None:
     state = stage_two(torch.float64)
     bounds = state["page_min"][0], state["page_max"][0]
     found = hybrid.row_scores(state["query"][0], 7, *bounds, page_size=3, top_r=2)

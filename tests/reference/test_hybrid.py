@@ -79,7 +79,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 @settings(max_examples=200, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: tuple[State, dict[str, Any]]) -> None:
+def test_hybrid_attention_equals_its_rule_written_as_loops(case: tuple[State, dict[str, Any]]) -> None:
     state, options = case
     before = {name: tensor.clone() for name, tensor in state.items()}
     output, selected = hybrid_attention(**state, **options)
@@ -233,7 +233,7 @@ def test_an_empty_row_gives_zeros() -> None:
         ({"values": torch.zeros(1, 2, 90, 16).double()}, r"values .* is torch.float64; expected torch.float32"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {**random_state(90, 4), "page_size": 4, "top_r": 5, "top_k": 8, **change}
     with pytest.raises(ValueError, match=message):
         hybrid_attention(**arguments)

@@ -32,7 +32,7 @@ def cases(draw: Any) -> Case:
 
 
 def score_in_loops(keys: Tensor) -> list[float]:
-    """The scores of one head's keys [n,D], in loops."""
+    """Return the scores of one head's keys [n,D], in loops."""
     scaled = []
     for key in keys.tolist():
         length = math.sqrt(sum(x * x for x in key))
@@ -43,7 +43,7 @@ def score_in_loops(keys: Tensor) -> list[float]:
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: Case) -> None:
+def test_keydiff_equals_its_rule_written_as_loops(case: Case) -> None:
     keys, values, rows, budget = case
     kept = keep_distinct(keys, values, torch.tensor(rows), prompt_budget=budget)
     assert kept.lengths.tolist() == [min(n, budget) for n in rows]
@@ -60,7 +60,7 @@ def test_the_rule_in_loops(case: Case) -> None:
                 assert torch.equal(found[b, head], torch.cat([source[b, head, expected], zeros]))
 
 
-def test_by_hand() -> None:
+def test_distinctness_and_kept_tokens_match_hand_computed_values() -> None:
     """Scaled keys (1,0) (1,0) (0,1) (1,0) (0,0): the anchor is (3/5, 1/5), its length does not matter."""
     keys = torch.tensor([[2.0, 0], [1, 0], [0, 3], [9, 0], [0, 0]])[None]
     torch.testing.assert_close(distinctness(keys), torch.tensor([[-0.6, -0.6, -0.2, -0.6, 0.0]]))
@@ -88,7 +88,7 @@ def test_only_directions_count_and_padding_does_not() -> None:
         ({"keys": torch.zeros(1, 2, 5, 2).half()}, "is torch.float16; expected torch.float32 or torch.float64"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "keys": torch.zeros(1, 2, 5, 2), "values": torch.zeros(1, 2, 5, 2), "prompt_lengths": torch.tensor([5]),
         "prompt_budget": 2,

@@ -25,7 +25,7 @@ few = settings(deadline=None, max_examples=15)
 
 @cache
 def decoder(policy: str = "full", **settings: Any) -> ReferenceDecoder:
-    """A random model of three linear layers to one full, in float64."""
+    """Return a random model of three linear layers to one full, in float64."""
     model = our_config("qwen3.5")
     parameters = policies.resolve(policy, model=model, **{"token_budget": None, **ROOM, **settings})
     weights, method = RandomWeights(model, 3), policies.method(parameters)

@@ -48,7 +48,7 @@ def cases(draw: Any) -> tuple[State, dict[str, int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: tuple[State, dict[str, int]]) -> None:
+def test_quest_attention_equals_its_rule_written_as_loops(case: tuple[State, dict[str, int]]) -> None:
     state, options = case
     output, selected = quest_attention(**state, **options)
     p, pages, budget = options["page_size"], options["top_k"] // options["page_size"], options.get("token_budget", 0)
@@ -70,7 +70,7 @@ def test_the_rule_in_loops(case: tuple[State, dict[str, int]]) -> None:
             torch.testing.assert_close(output[b, head], weights @ values[tokens])
 
 
-def test_pages_by_hand() -> None:
+def test_page_scores_and_choices_match_hand_computed_values() -> None:
     """Bounds (0,0)-(1,2), (-2,-1)-(3,0), (0,0)-(0,1), (1,1): a tie for the first head, the newest page for both."""
     keys = torch.tensor([[1.0, 0], [0, 2], [3, -1], [-2, 0], [0, 0], [0, 1], [1, 1]])[None, None]
     values = torch.stack([torch.arange(7.0), torch.ones(7)], dim=1)[None, None]
@@ -135,7 +135,7 @@ def test_a_poisoned_page_is_not_read() -> None:
         ({"query": torch.zeros(1, 3, 16)}, r"query has shape \[1, 3, 16\]: 3 query heads"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {**random_state(90, 4, 4), "page_size": 4, "top_k": 8, **change}
     with pytest.raises(ValueError, match=message):
         quest_attention(**arguments)

@@ -13,7 +13,7 @@ from kvc_trt.reference.selection import best, best_ascending, dot_products, sum_
 
 
 @given(st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, float("inf")]), min_size=1, max_size=40), st.data())
-def test_order_of_equals(scores: list[float], data: st.DataObject) -> None:
+def test_best_takes_the_lowest_index_among_equals(scores: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(0, len(scores)))
     expected = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
     assert best(torch.tensor(scores), k).tolist() == expected
@@ -25,7 +25,7 @@ def test_nan_is_below_every_finite_value() -> None:
     assert best(scores, 5).tolist() == [3, 4, 1, 0, 2]
 
 
-def test_more_than_there_are() -> None:
+def test_more_than_all_scores_cannot_be_taken() -> None:
     with pytest.raises(ValueError, match=r"scores has shape \[3\]; cannot take k=4"):
         best(torch.zeros(3), 4)
 

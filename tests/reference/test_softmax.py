@@ -76,7 +76,7 @@ Rule = Callable[[int, Softmax], list[Tensor]]
 
 @pytest.mark.parametrize("rule", EVERYTHING)
 @given(seed=st.integers(0, 1 << 20))
-def test_a_cap_beyond_all_logits_is_none(rule: Rule, seed: int) -> None:
+def test_a_cap_beyond_all_logits_changes_nothing(rule: Rule, seed: int) -> None:
     for capped, plain in zip(rule(seed, Softmax(cap=1e8)), rule(seed, PLAIN), strict=True):
         torch.testing.assert_close(capped, plain)
 
@@ -89,7 +89,7 @@ def test_a_small_cap_changes_what_everything_gives(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", EVERYTHING)
 @given(seed=st.integers(0, 1 << 20))
-def test_sinks_of_minus_infinity_are_none(rule: Rule, seed: int) -> None:
+def test_sinks_of_minus_infinity_change_nothing(rule: Rule, seed: int) -> None:
     sinks = torch.full((HEADS,), -torch.inf, dtype=torch.float64)
     for sunk, plain in zip(rule(seed, Softmax(sinks=sinks)), rule(seed, PLAIN), strict=True):
         torch.testing.assert_close(sunk, plain)
@@ -104,7 +104,7 @@ def test_sinks_change_what_everything_gives(rule: Rule) -> None:
 
 @given(seed=st.integers(0, 1 << 20), sink=st.floats(-5, 5))
 def test_a_sink_takes_its_part_of_the_sum(seed: int, sink: float) -> None:
-    """As a token would whose logit is the sink and whose value is zero."""
+    """It weighs like a token whose logit is the sink and whose value is zero."""
     query, keys, values = tables(seed)
     sinks = torch.full((HEADS,), sink, dtype=torch.float64)
     weights = attention_weights(query[0, :, 0], keys[0], Softmax(sinks=sinks))

@@ -56,7 +56,7 @@ def head_scores(query: Tensor, keys: Tensor, channels: list[int]) -> list[float]
 
 @settings(max_examples=80, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: tuple[State, dict[str, Any]]) -> None:
+def test_sparq_attention_equals_its_rule_written_as_loops(case: tuple[State, dict[str, Any]]) -> None:
     state, options = case
     output, selected = sparq_attention(**state, **options)
     top_k, budget = options["top_k"], options.get("token_budget", 0)
@@ -94,7 +94,7 @@ HAND = {
 }
 
 
-def test_channels_scores_and_tokens_by_hand() -> None:
+def test_channels_scores_and_tokens_match_hand_computed_values() -> None:
     """|q| sums to (5, 2): channel 0. The heads' scores are 2/T and -3/T of it, T = sqrt(2·2/3) and sqrt(2·3/4): their
     sum falls with K[0], so token 3 (-2) comes first, then the lowest of the zeros; the current one is read beside."""
     scores = sparq.row_scores(HAND["query"][0], HAND["keys"][0], top_r=1)
@@ -104,7 +104,7 @@ def test_channels_scores_and_tokens_by_hand() -> None:
     assert sparq_attention(**HAND, top_r=1, top_k=2)[1].tolist() == [[[1, 3, 6]]]
 
 
-def test_the_unread_share_goes_to_the_mean_by_hand() -> None:
+def test_the_share_of_the_mean_value_matches_a_hand_computed_one() -> None:
     """Head 0 reads 1 + e^-2a + e^a of 4 more, a = sqrt 3: 3.43%; the values' mean is 3."""
     a, exact = math.sqrt(3), [2.0, -4.0, 3.0]
     share = (1 + math.exp(-2 * a) + math.exp(a)) / (2 * math.exp(a) + 3 + math.exp(3 * a) + math.exp(-2 * a))
@@ -169,7 +169,7 @@ def test_nan_ranks_last() -> None:
         ({"query": torch.zeros(1, 3, 16)}, r"query has shape \[1, 3, 16\]: 3 query heads"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {**random_state(90, 4), "top_r": 5, "top_k": 8, **change}
     with pytest.raises(ValueError, match=message):
         sparq_attention(**arguments)

@@ -16,7 +16,7 @@ GOLDEN = [0.42, 0.71, 0.69, 0.93, 0.95, 0.94, 0.96, 0.70]
 COSINES = st.lists(st.integers(-64, 64).map(lambda x: x / 64), min_size=1, max_size=12)
 
 
-def test_golden_values() -> None:
+def test_golden_cosines_give_the_golden_budgets() -> None:
     found = squeeze(GOLDEN, 100, share=0.35, minimum=1, maximum=NO_LIMIT)
     assert found == ((165, 165, 165, 35, 35, 35, 35, 165), 0)
 
@@ -30,11 +30,11 @@ def test_golden_values() -> None:
         ([0.5] * 3, (1, 1, 1)),
     ],
 )
-def test_groups_of_layers(cosines: list[float], expected: tuple[int, ...]) -> None:
+def test_layers_are_grouped_by_cosine(cosines: list[float], expected: tuple[int, ...]) -> None:
     assert groups(cosines) == expected
 
 
-def test_the_papers_example() -> None:
+def test_budgets_equal_the_papers_example() -> None:
     budgets = squeeze([0.1] * 18 + [0.9] * 14, 1000, share=0.3, minimum=1, maximum=NO_LIMIT).budgets
     assert budgets == (1545,) * 8 + (1544,) * 10 + (300,) * 14
 
@@ -52,7 +52,7 @@ def test_the_papers_largest_model_has_room_at_three_and_a_half_budgets() -> None
 
 
 @pytest.mark.parametrize(("cosines", "budgets"), [([0.5] * 4, (10,) * 4), ([0.2, 0.9, 0.2, 0.9], (17, 3, 17, 3))])
-def test_fewer_than_three_distinct_cosines(cosines: list[float], budgets: tuple[int, ...]) -> None:
+def test_fewer_than_three_distinct_cosines_make_fewer_groups(cosines: list[float], budgets: tuple[int, ...]) -> None:
     assert squeeze(cosines, 10, share=0.35, minimum=1, maximum=NO_LIMIT).budgets == budgets
 
 
@@ -114,7 +114,7 @@ def test_reordered_layers_are_budgeted_alike(order: list[int]) -> None:
         ("snapkv-gqa", {"layer_budget": "squeeze", "layer_budgets": (80, 80, 4)}, "expected 32 to 250"),
     ],
 )
-def test_settings_that_cannot_be_right(policy: str, settings: dict[str, object], message: str) -> None:
+def test_impossible_settings_are_refused(policy: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolve(policy, model=LLAMA, token_budget=256, max_input_len=250, max_output_len=8, **settings)
 

@@ -29,7 +29,7 @@ numbers = st.one_of(
 
 
 def rounded_to_half(number: Fraction) -> float:
-    """The nearest fp16 number, half to even, of one that is at most 65504; struct rounds doubles once."""
+    """Return the nearest fp16 number, half to even, of one that is at most 65504; struct rounds doubles once."""
     return float(np.float64(struct.unpack("<e", struct.pack("<e", float(number)))[0]))
 
 
@@ -43,7 +43,7 @@ def half_even(number: float) -> int:
 
 
 def e4m3(number: float) -> int:
-    """The byte of the nearest E4M3 number, half to even, found among all of them."""
+    """Return the byte of the nearest E4M3 number, half to even, found among all of them."""
     sign = 0x80 if math.copysign(1.0, number) < 0 else 0
     size = Fraction(abs(number))
     every = [
@@ -124,7 +124,7 @@ def test_codes_and_scales_have_the_bits_of_the_formula(format, data, size):
         ("int4", [7.0, 7.0, 7.0, 7.0], [0, 0, 0, 0], [1.0], [7.0], [7.0] * 4),
     ],
 )  # fmt: skip
-def test_values_computed_by_hand(format, vector, codes, scales, minima, values):
+def test_codes_scales_and_values_match_hand_computed_ones(format, vector, codes, scales, minima, values):
     found = store(torch.tensor(vector), format=format)
     assert (found.codes.view(torch.uint8) if format == "fp8" else found.codes).tolist() == codes
     assert found.scales.tolist() == scales
@@ -159,7 +159,7 @@ def test_numbers_of_half_precision_are_widened_first():
         assert store(given_one, format=format).values().equal(store(given_one.float(), format=format).values())
 
 
-def test_what_cannot_be_stored_is_refused_in_one_line():
+def test_invalid_formats_and_shapes_are_refused_in_one_line():
     with pytest.raises(ValueError, match="format is 'int3'; expected one of int8, fp8, int4"):
         store(torch.zeros(4), format="int3")
     with pytest.raises(ValueError, match="expected an even number of channels, found 5"):

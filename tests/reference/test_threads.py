@@ -27,7 +27,7 @@ def three_threads():
         (1, {}, 1),
     ],
 )
-def test_the_faster_number_is_taken(monkeypatch, most, seconds, expected):
+def test_the_faster_number_of_threads_is_chosen(monkeypatch, most, seconds, expected):
     monkeypatch.setattr(threads, "_trial_seconds", seconds.__getitem__)
     with torch_threads(most):
         assert torch.get_num_threads() == expected

@@ -35,7 +35,7 @@ def cases(draw: Any) -> Case:
 
 
 def paid(query: Tensor, keys: Tensor) -> list[float]:
-    """The attention that all heads [H,D] of a layer pay to each key [G,n,D]."""
+    """Return the attention that all heads [H,D] of a layer pay to each key [G,n,D]."""
     total = [0.0] * keys.shape[1]
     for head, q in enumerate(query):
         stored = keys[head // (len(query) // len(keys))]
@@ -57,7 +57,7 @@ def left(score: list[float], heavy: int, recent: int) -> list[int]:
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: Case) -> None:
+def test_tova_equals_its_rule_written_as_loops(case: Case) -> None:
     query, keys, values, rows, heavy, recent = case
     before = [tensor.clone() for tensor in (query, keys, values)]
     lengths = torch.tensor(rows)
@@ -94,7 +94,7 @@ def column(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)[None, None, :, None]
 
 
-def test_a_prompt_and_a_step_by_hand() -> None:
+def test_a_prompt_and_a_step_match_hand_computed_values() -> None:
     """The last query is 1, and the keys are the logarithms of the attention they receive: 1 4 2 3 5 of 15."""
     keys = column(*(math.log(x) for x in (1, 4, 2, 3, 5)))
     queries = torch.cat([column(-7.0), column(1.0)], dim=2)  # the one before last does not count
@@ -130,7 +130,7 @@ def test_ties_go_to_the_lowest_and_heads_count_alike() -> None:
         ({"prompt_lengths": torch.tensor([6])}, r"prompt_lengths .* expected each in 1\.\.5"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "queries": torch.zeros(1, 2, 1, 2), "keys": torch.zeros(1, 2, 5, 2), "values": torch.zeros(1, 2, 5, 2),
         "prompt_lengths": torch.tensor([5]), "heavy": 2, "recent": 1,

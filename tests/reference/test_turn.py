@@ -34,7 +34,7 @@ def test_each_token_attends_as_a_step_would(lengths, seed):
         assert not found[b, :, n:].any()
 
 
-def test_a_row_that_has_more_entries_than_the_cache_is_named():
+def test_a_row_with_more_entries_than_the_cache_is_refused():
     lengths, new = torch.tensor([11, 3]), torch.tensor([1, 10])
     keys = draw(0, 2, G, 12, D)
     with pytest.raises(ValueError, match="row 1 has 3 stored and 10 new entries; expected at most 12 in all"):

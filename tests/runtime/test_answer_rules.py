@@ -109,7 +109,7 @@ def test_a_row_of_a_batch_answers_as_it_does_alone(requests, rows):
 
 @settings(max_examples=60, deadline=None)
 @given(REQUESTS, st.sets(st.integers(1, 40)))
-def test_drafts_change_nothing(requests, breaks):
+def test_drafts_change_no_answer_under_any_rules(requests, breaks):
     class Always:
         def affords(self):
             return True
@@ -222,14 +222,14 @@ class TestContexts:
     RULES = ({"sampling": Sampling(repetition_penalty=3.0)}, {"banned_token_ids": [[4, 7], [1, 2, 5]]})
 
     @pytest.mark.parametrize("rules", RULES)
-    def test_its_text_counts_if_it_is_given(self, session, stored, rules):
+    def test_rules_look_back_at_the_text_of_a_context_if_it_is_given(self, session, stored, rules):
         whole = session.generate([Request([1, 2, 3, 4], 8, **rules)])[0]
         ids = [1, 2, 3, 4]
         restored = session.generate([Request([], 8, context=stored, context_token_ids=ids, **rules)])[0]
         assert restored.token_ids == whole.token_ids
 
     @pytest.mark.parametrize("rules", RULES)
-    def test_without_it_what_looks_back_is_refused(self, session, stored, rules):
+    def test_rules_that_look_back_are_refused_without_the_text_of_a_context(self, session, stored, rules):
         with pytest.raises(InputError, match="looks back at the text, and of a stored context only a digest is known"):
             session.add([Request([5], 4, context=stored, **rules)])
 
@@ -238,7 +238,7 @@ class TestContexts:
         request = Request([5], 4, context=stored, sampling=sampling, banned_token_ids=[[7]], logprobs=1)
         assert len(session.generate([request])[0].logprobs) == 4
 
-    def test_another_text_is_refused(self, session, stored):
+    def test_a_text_that_is_not_the_contexts_is_refused(self, session, stored):
         assert stored.token_digest == extended_digest(NO_TOKENS, [1, 2, 3, 4])
         for ids in ([1, 2, 3], [1, 2, 3, 5]):
             with pytest.raises(InputError, match="context_token_ids are not the 4 tokens of its context"):
@@ -269,7 +269,7 @@ class TestContexts:
         ({"banned_token_ids": [[i] for i in range(50)]}, "leave none of the model's 50 tokens"),
     ],
 )
-def test_wrong_rules(rules, message):
+def test_invalid_rules_are_refused_by_name(rules, message):
     with pytest.raises(InputError, match=message):
         Session(FakeExecutor(), None, 1).generate([Request([1, 2], 8, **rules)])
 

@@ -61,7 +61,7 @@ def test_words_are_tokenised_alone_and_after_a_space(letters):
         ({"bad_words": ["a"]}, "bad words need a tokenizer"),
     ],
 )
-def test_wrong_bans(rules, message):
+def test_invalid_bans_are_refused_by_name(rules, message):
     with pytest.raises(InputError, match=message):
         banned_sequences(Request([1], **rules), None, LIMITS, "prompt")
 

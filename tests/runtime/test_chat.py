@@ -46,7 +46,7 @@ def oracle(tmp_path_factory):
 
 @pytest.mark.parametrize("family", TEMPLATES)
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_equals_transformers(family, conversation, oracle):
+def test_rendered_conversations_equal_transformers(family, conversation, oracle):
     from jinja2.exceptions import TemplateError
 
     tokenizer, directory = oracle(TEMPLATES[family])
@@ -62,18 +62,18 @@ def test_equals_transformers(family, conversation, oracle):
 
 
 class TestLoad:
-    def test_none(self, tmp_path):
+    def test_a_directory_without_a_template_has_none(self, tmp_path):
         assert ChatTemplate.load(tmp_path) is None
         (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
         assert ChatTemplate.load(tmp_path) is None
 
-    def test_its_own_file_comes_first(self, tmp_path):
+    def test_the_templates_own_file_comes_first(self, tmp_path):
         (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "old"}')
         assert ChatTemplate.load(tmp_path).template == "old"
         (tmp_path / "chat_template.jinja").write_text("new")
         assert ChatTemplate.load(tmp_path).render([USER]) == "new"
 
-    def test_named_templates(self, tmp_path):
+    def test_the_template_named_default_is_loaded(self, tmp_path):
         named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ bos_token }}chat"}]
         config = {"chat_template": named, "bos_token": {"content": "<s>", "lstrip": False}}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -82,7 +82,7 @@ class TestLoad:
         with pytest.raises(InputError, match=r"no chat_template is named 'default', found \['tool_use'\]"):
             ChatTemplate.load(tmp_path)
 
-    def test_special_tokens_of_older_files(self, tmp_path):
+    def test_special_tokens_of_older_files_are_read(self, tmp_path):
         (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}{{ sep_token }}")
         (tmp_path / "special_tokens_map.json").write_text('{"bos_token": {"content": "<s>"}, "eos_token": "</s>"}')
         (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<end>", "sep_token": null}')
@@ -101,14 +101,14 @@ class TestLoad:
             ("tokenizer_config.json", b'{"chat_template": [{"name": [], "template": "a"}]}', "is named 'default'"),
         ],
     )
-    def test_bad_files(self, tmp_path, name, content, message):
+    def test_invalid_template_files_are_refused_in_one_line(self, tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=message) as raised:
             ChatTemplate.load(tmp_path)
         assert "\n" not in raised.value.message
         assert str(tmp_path / name) in raised.value.message
 
-    def test_a_link_that_leads_out(self, tmp_path):
+    def test_a_link_out_of_the_checkpoint_is_refused(self, tmp_path):
         (tmp_path / "secret").write_text("secret")
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "chat_template.jinja").symlink_to(tmp_path / "secret")
@@ -138,14 +138,14 @@ class TestLoad:
         ([{"role": "user", "content": "a" * (16 << 20)}], "16777220 characters, expected at most 16777216"),
     ],
 )
-def test_bad_messages(messages, message):
+def test_invalid_messages_are_refused_in_one_line(messages, message):
     with pytest.raises(InputError, match=message) as raised:
         check_messages(messages, "chat.json")
     assert raised.value.message.startswith("chat.json: ")
     assert "\n" not in raised.value.message
 
 
-def test_messages_stay_as_they_are():
+def test_valid_messages_are_returned_unchanged():
     assert check_messages((USER, SYSTEM, {**USER, "name": "ann"})) == [USER, SYSTEM, {**USER, "name": "ann"}]
 
 
@@ -157,7 +157,7 @@ def test_a_template_may_be_used_again_and_after_an_error():
             template.render([USER, USER])
 
 
-def test_the_real_date():
+def test_strftime_now_gives_todays_date():
     text = ChatTemplate("{{ strftime_now('%Y-%m') }}").render([USER])
     assert text in (time.strftime("%Y-%m"), time.strftime("%Y-%m", time.localtime(time.time() - 60)))
 
@@ -168,13 +168,13 @@ def test_a_given_date_is_written_in_place_of_todays():
     assert template.render([USER]) != "29 Feb 2024"
 
 
-def test_a_long_conversation():
+def test_a_long_message_is_rendered_whole():
     text = ChatTemplate(CHATML).render([{"role": "user", "content": "\N{SNOWMAN}word " * 100_000}])
     assert text.count("\N{SNOWMAN}word ") == 100_000
 
 
 @pytest.mark.slow
-def test_a_real_models_template(smollm2_gguf, tmp_path):
+def test_a_real_models_template_renders_as_in_transformers(smollm2_gguf, tmp_path):
     """transformers renders the same GGUF file's template to the same text and token ids."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer

@@ -55,7 +55,7 @@ TWO = [
 
 
 def apply(template: str, messages, **names):
-    """The text that transformers makes."""
+    """Return the text that transformers makes."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     rendered, _ = render_jinja_template([messages], chat_template=template, **SPECIAL, **names)
@@ -65,7 +65,7 @@ def apply(template: str, messages, **names):
 @pytest.mark.parametrize("family", TOOL_TEMPLATES)
 @pytest.mark.parametrize("messages", [[USER], ONE, TWO], ids=["question", "one", "two"])
 @pytest.mark.parametrize("tools", [None, [WEATHER], [WEATHER, CLOCK]], ids=["none", "one", "two"])
-def test_equals_transformers(family, messages, tools):
+def test_rendered_tool_calls_equal_transformers(family, messages, tools):
     from jinja2.exceptions import TemplateError
 
     template = ChatTemplate(TOOL_TEMPLATES[family], special_tokens=SPECIAL)
@@ -90,8 +90,8 @@ def test_equals_transformers(family, messages, tools):
         assert template.render(messages, tools=tools) == expected
 
 
-def test_the_second_request_of_a_tool_loop():
-    """As clients send it: the answer with all of its fields, then the result."""
+def test_the_second_request_of_a_tool_loop_is_accepted():
+    """Clients send it so: the answer with all of its fields, then the result."""
     answer = {
         "content": None, "refusal": None, "role": "assistant", "annotations": [], "audio": None, "function_call": None,
         "tool_calls": [call("get_weather", '{"city": "Paris"}')],
@@ -108,14 +108,14 @@ class TestCutArguments:
     """An answer that max_tokens cut has a call without an end, and agents send it back."""
 
     @pytest.mark.parametrize("family", TOOL_TEMPLATES)
-    def test_equals_transformers(self, family):
+    def test_cut_arguments_render_as_in_transformers(self, family):
         template = ChatTemplate(TOOL_TEMPLATES[family], special_tokens=SPECIAL)
         messages = [USER, calls(call("get_weather", CUT)), result("no such city")]
         expected = apply(template.template, messages, tools=[WEATHER], add_generation_prompt=True)
         assert template.render(messages, tools=[WEATHER]) == expected
         assert json.dumps(CUT) in expected
 
-    def test_a_template_without_tools(self):
+    def test_a_template_without_tools_writes_cut_arguments_as_text(self):
         text = ChatTemplate(CHATML).render([USER, calls(call("get_weather", CUT))])
         assert json.dumps({"name": "get_weather", "arguments": CUT}) in text
 
@@ -131,7 +131,7 @@ class TestCutArguments:
 
     @pytest.mark.parametrize("text", [CUT, "{", "[1]", "null", "[" * 100_000, '{"a": NaN}', '{"a": "\\ud800"}',
                                       '{"a":' * 100 + "1" + "}" * 100])  # fmt: skip
-    def test_a_text_that_is_no_object_stays(self, text):
+    def test_arguments_that_are_no_object_stay_text(self, text):
         (message,) = check_messages([calls(call("f", text))])
         assert message["tool_calls"][0]["function"]["arguments"] == text
 
@@ -158,11 +158,11 @@ class TestCutArguments:
         ('{"a": "b"; "c": 2}', {"a": "b"}),
     ],
 )
-def test_what_can_be_read_of_an_object(text, expected):
+def test_the_complete_part_of_a_cut_object_is_read(text, expected):
     assert begun_object(text) == expected
 
 
-def test_every_beginning_of_an_object_can_be_read():
+def test_every_prefix_of_an_object_can_be_read():
     whole = {"city": "Par\u00eds", "days": [1, -2.5e3, None, {"a": [True, []]}], "nested": {"b": {}, "c": '\\ "'}}
     text = json.dumps(whole)
     found = [begun_object(text[:length]) for length in range(1, len(text) + 1)]
@@ -171,7 +171,7 @@ def test_every_beginning_of_an_object_can_be_read():
     assert sizes == sorted(sizes)
 
 
-def test_variables_reach_the_template():
+def test_template_variables_reach_the_template():
     template = ChatTemplate(QWEN3)
     assert "<think>" not in template.render([USER])
     assert template.render([USER], variables={"enable_thinking": False}).endswith("<think>\n\n</think>\n\n")
@@ -197,7 +197,7 @@ def test_variables_reach_the_template():
         ({f"a{index}": 1 for index in range(65)}, "65 variables, expected at most 64"),
     ],
 )
-def test_bad_variables(variables, message):
+def test_invalid_template_variables_are_refused_in_one_line(variables, message):
     with pytest.raises(InputError, match=message) as raised:
         check_variables(variables)
     assert raised.value.message.startswith("chat_template_kwargs: ")
@@ -215,7 +215,7 @@ class TestPlainTemplates:
         text = ChatTemplate(CHATML).render(TWO, tools=[WEATHER])
         assert text.startswith("<|im_start|>system\nBe brief.\n\nYou may call these tools:\n")
 
-    def test_calls_and_results_are_text(self):
+    def test_a_plain_template_writes_calls_and_results_as_text(self):
         text = ChatTemplate(CHATML).render(TWO, tools=[WEATHER])
         assert (
             '<|im_start|>assistant\nI look.\n[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
@@ -226,7 +226,7 @@ class TestPlainTemplates:
         assert "You may call" not in without
         assert '{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2.5, null]}}<|im_end|>' in without
 
-    def test_roles_stay_in_turn(self):
+    def test_a_plain_template_keeps_roles_alternating(self):
         text = ChatTemplate(MISTRAL, special_tokens=SPECIAL).render([*TWO[:5]], tools=[WEATHER, CLOCK])
         assert text.endswith("Result of get_weather: rain\nResult of clock: noon[/INST]")
 
@@ -244,7 +244,7 @@ def test_a_model_may_have_a_template_for_tools(tmp_path):
         ChatTemplate.load(tmp_path)
 
 
-def test_what_clients_send_becomes_what_templates_read():
+def test_messages_of_clients_are_converted_for_templates():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     given = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "name": None}]
     assert check_messages(given) == [
@@ -291,7 +291,7 @@ NO_CALLS = {"role": "assistant", "content": None}
         ({"role": "assistant", "content": "a", "audio": {"id": "a"}}, "audio is not supported: the model reads text"),
     ],
 )  # fmt: skip
-def test_bad_histories(message, error):
+def test_invalid_tool_calls_in_a_history_are_refused_in_one_line(message, error):
     with pytest.raises(InputError, match=error) as raised:
         check_messages([USER, message], "messages")
     assert raised.value.message.startswith("messages: message 1")
@@ -321,14 +321,14 @@ def function(**changes):
         (function(description="a" * (1 << 20)), "characters, expected at most 1048576"),
     ],
 )
-def test_bad_tools(tools, error):
+def test_invalid_tools_are_refused_in_one_line(tools, error):
     with pytest.raises(InputError, match=error) as raised:
         check_tools(tools)
     assert raised.value.message.startswith("tools: ")
     assert "\n" not in raised.value.message
 
 
-def test_strict_is_no_part_of_a_prompt():
+def test_strict_is_left_out_of_the_prompt():
     assert check_tools(function(strict=True)) == [WEATHER]
     assert check_tools(function(strict=None, description=None))[0]["function"].keys() == {"name", "parameters"}
 

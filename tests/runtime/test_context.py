@@ -153,7 +153,7 @@ def test_another_engines_context_is_refused_before_anything_runs(context):
     assert (session.executor.prefills, session.executor.runs, session.rows) == (0, 0, ())
 
 
-def test_a_session_without_a_packing_says_so(context):
+def test_a_session_without_a_packing_refuses_contexts(context):
     session = Session(FakeExecutor(), None, 1)
     with pytest.raises(ValueError, match="without a packing"):
         session.generate([Request([], context=context)])

@@ -163,7 +163,7 @@ def test_a_question_is_taken_back_with_its_answer(tokenizer):
     assert taken.ask(text(20, 21)).read_again is False
 
 
-def test_an_answer_that_was_interrupted_is_not_part_of_it(tokenizer):
+def test_an_interrupted_answer_is_not_part_of_the_conversation(tokenizer):
     conversation, session, executor = opened(tokenizer)
     conversation.ask(text(20))
     messages = conversation.messages
@@ -238,7 +238,7 @@ class TestDocument:
             rules=Request((), max_new_tokens=4),
         ), session, executor  # fmt: skip
 
-    def test_it_is_read_once_and_stays_through_clear(self, tokenizer):
+    def test_a_document_is_read_once_and_stays_through_clear(self, tokenizer):
         talk, session, executor = self.talk(tokenizer)
         assert talk.read_document() == len(self.DOCUMENT) + 2 + 2
         assert (executor.prefills, session.free) == (1, 1)
@@ -254,7 +254,7 @@ class TestDocument:
         assert executor.prefills == 1
         assert talk.messages[0]["content"] == f"{text(*self.DOCUMENT)}\n\n{text(20)}"
 
-    def test_the_first_question_reads_it_if_nobody_did(self, tokenizer):
+    def test_the_first_question_reads_an_unread_document(self, tokenizer):
         talk, _, executor = self.talk(tokenizer)
         assert talk.ask(text(20)).output.prompt_token_ids == (20, END, ASSISTANT)
         assert executor.prefills == 1
@@ -275,7 +275,7 @@ class TestDocument:
         assert session.free == 1
         assert talk.ask(text(20)).output.prompt_token_ids == (20, END, ASSISTANT)
 
-    def test_a_template_that_does_not_write_it_reads_it_with_the_question(self, tokenizer):
+    def test_a_document_that_cannot_be_read_ahead_is_read_with_the_question(self, tokenizer):
         talk, _, executor = self.talk(tokenizer, "reversing")
         assert talk.read_document() == 0
         assert len(said(talk.ask(text(20)))) == 4

@@ -99,7 +99,7 @@ def test_the_stream_put_together_is_the_whole_text(kind, text):
 @kinds
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_any_tokens_a_model_may_produce(kind, data):
+def test_any_tokens_stream_to_the_text_of_the_whole(kind, data):
     tokenizer = TOKENIZERS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=40))
     whole = tokenizer.decode(ids)
@@ -117,7 +117,7 @@ def test_broken_bytes_are_decoded_as_a_whole_would_be(broken):
 
 
 def _byte_characters():
-    """The character for each byte in byte-level vocabularies."""
+    """Return the character for each byte in byte-level vocabularies."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spare = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

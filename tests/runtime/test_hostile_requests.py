@@ -75,7 +75,7 @@ def hostile(scheduler, given_, sampling, order):
 
 @settings(max_examples=80)
 @given(st.lists(st.tuples(OF_REQUEST, OF_SAMPLING, ORDER), min_size=1, max_size=3))
-def test_whatever_is_in_a_request_the_others_are_answered(attempts):
+def test_a_hostile_request_never_affects_the_others(attempts):
     scheduler = Scheduler(session_of(FakeTurnExecutor()))
     with scheduler:
         good = [scheduler.submit(GOOD[0])]
@@ -121,7 +121,7 @@ def test_numbers_of_numpy_are_taken_where_they_are_exact():
     assert type(request.ignore_eos) is bool
 
 
-def test_one_text_is_a_list_of_one():
+def test_a_single_stop_string_becomes_a_list_of_one():
     assert Request([1], stop_strings="abc").stop_strings == ("abc",)
 
 
@@ -173,7 +173,7 @@ def test_a_refused_request_leaves_no_trace(made, message):
 
 
 @pytest.mark.parametrize("tokens", [1.5, True, "2", 10**30])
-def test_drafts_of_no_number_are_refused(tokens):
+def test_draft_lengths_that_are_no_integer_are_refused(tokens):
     with pytest.raises(InputError, match="speculate: tokens is"):
         Speculation(tokens)
     with pytest.raises(InputError, match="speculate is 'ngram:99999"):
@@ -181,12 +181,12 @@ def test_drafts_of_no_number_are_refused(tokens):
 
 
 class Panic(BaseException):
-    """What a library in Rust raises when it fails inside."""
+    """An exception like the one that a library in Rust raises when it panics."""
 
 
 @pytest.mark.parametrize("error", [TypeError("a mistake\nin two lines"), Panic("index out of bounds"), SystemExit(3)])
 @pytest.mark.parametrize("at", [1, 3])
-def test_what_a_row_raises_ends_it_alone(monkeypatch, error, at):
+def test_an_exception_of_a_row_ends_that_row_alone(monkeypatch, error, at):
     """The text of one row fails: another ends in its place, one goes on, and one waits for a turn."""
     push, broken = AnswerText.push, Request([8, 8], 9, min_tokens=1)
 
@@ -240,7 +240,7 @@ class Failing(FakeTurnExecutor):
         (Sampling, "repetition_penalty", "x"), (Sampling, "frequency_penalty", [1, 2]), (Sampling, "min_p", "x"),
     ],
 )  # fmt: skip
-def test_what_slips_past_the_door_fails_alone(owner, name, value):
+def test_a_bad_value_that_passed_the_checks_fails_its_request_alone(owner, name, value):
     """The second line of defence, without the first."""
     sampling = Sampling(temperature=0.7, top_k=3, repetition_penalty=1.1, frequency_penalty=0.1, min_p=0.01)
     request = Request([3, 3, 3], 6, sampling=sampling, logprobs=1)
@@ -269,7 +269,7 @@ def test_what_slips_past_the_door_fails_alone(owner, name, value):
     st.sampled_from(["prefill", "insert", "move", "decode", "extend", "read_row", "write_row"]), st.integers(1, 6),
     st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=2, max_size=6), st.lists(st.booleans(), max_size=6),
 )  # fmt: skip
-def test_what_the_executor_raises_ends_what_it_concerned_and_the_next_is_answered(name, call, asked, turns):
+def test_an_executor_failure_ends_only_the_requests_it_concerns(name, call, asked, turns):
     one = Scheduler(session_of(Failing(name, call)))
     requests = [Request([10 + place, length], length, stay=stay) for place, (length, stay) in enumerate(asked)]
     expected = [session_of(FakeTurnExecutor()).generate([replace(one, stay=False)])[0] for one in requests]
@@ -323,7 +323,7 @@ def test_rows_that_wait_survive_a_step_that_fails():
     assert turn.result(0).token_ids == tuple(expected)
 
 
-def test_rows_of_a_session_alone_fail_as_before():
+def test_a_session_without_a_scheduler_raises_the_error_of_a_row():
     executor = FakeExecutor()
     executor.poisoned = {3}
     session = Session(executor, None, 2)
@@ -351,14 +351,14 @@ def test_rows_of_a_session_alone_fail_as_before():
         ({"tensors": 5}, "a context: tensors is 5, expected a Mapping"),
     ],
 )
-def test_a_context_that_no_row_can_be_is_refused(changes, message):
+def test_an_impossible_context_is_refused(changes, message):
     """A step of all rows would run at a place that does not exist."""
     one = Scheduler(session_of(FakeTurnExecutor()))
     with pytest.raises(InputError, match=message):
         one.submit(Request([], 2, context=replace(context_of([1, 2, 3]), **changes)))
 
 
-def test_the_tensors_of_a_context_fail_it_alone():
+def test_a_context_with_wrong_tensors_fails_its_request_alone():
     one = Scheduler(session_of(FakeTurnExecutor()))
     context = context_of([1, 2, 3])
     strange = [{}, dict.fromkeys(context.tensors), {name: np.zeros((3, 3)) for name in context.tensors}]

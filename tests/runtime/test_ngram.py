@@ -9,7 +9,7 @@ TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
 
 def expected_draft(text: list[int], count: int) -> list[int]:
-    """The rule, token by token: the latest of the places that repeat the most of the text's end."""
+    """Return the rule, token by token: the latest of the places that repeat the most of the text's end."""
     best, start = SHORTEST - 1, None
     for end in range(1, len(text)):
         repeated = 0

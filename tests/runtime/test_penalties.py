@@ -56,7 +56,7 @@ def test_another_answer_begins_without_the_tokens_of_the_last_but_with_its_text(
     assert logits.tolist() == [1, 1, 1, 0.5, 1]
 
 
-def test_nothing_is_kept_where_nothing_is_asked_for():
+def test_inactive_penalties_keep_no_state():
     penalties = Penalties(Sampling(temperature=1.0))
     assert not penalties.is_active
     penalties.read(range(5))

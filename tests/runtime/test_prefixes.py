@@ -78,7 +78,7 @@ def test_contexts_larger_than_the_table_are_refused_and_evict_nothing():
     assert table.longest([1, 2]) is not None
 
 
-def test_a_table_without_bytes_stores_nothing():
+def test_a_table_of_zero_bytes_refuses_every_context():
     with pytest.raises(InputError, match="does not fit in 0 B"):
         PrefixTable(0).add(context_of([1]))
     with pytest.raises(ValueError, match="at least 0"):
@@ -86,7 +86,7 @@ def test_a_table_without_bytes_stores_nothing():
 
 
 @given(st.lists(TEXTS, max_size=5), st.lists(st.integers(0, 1), max_size=6))
-def test_a_cleared_table_is_as_new(texts, tokens):
+def test_a_cleared_table_is_empty(texts, tokens):
     table = PrefixTable(10 * BYTES)
     for text in texts:
         table.add(context_of(text))

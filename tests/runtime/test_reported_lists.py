@@ -139,7 +139,7 @@ def test_a_row_that_goes_on_from_a_context_proves_what_one_row_alone_does(kind):
 
 
 class TestRefusals:
-    def test_a_record_of_another_prompt_or_kind(self):
+    def test_a_record_of_another_prompt_or_kind_is_refused(self):
         executor = FakeTurnExecutor()
         session = Session(executor, None, 1, lists=FakeLists(executor), packing=FakePacking(executor))
         with Scheduler(session) as scheduler:
@@ -157,7 +157,7 @@ class TestRefusals:
         with pytest.raises(InputError, match="kind digest cannot go on from a record of lists"):
             session.add([proven([], context_token_ids=[1, 2], kv_proof="digest", **stored)])
 
-    def test_an_engine_that_was_not_opened_for_proofs(self):
+    def test_a_proof_from_an_engine_opened_without_proofs_is_refused(self):
         with pytest.raises(InputError, match="prompt: a KV proof is asked for") as caught:
             Session(FakeExecutor(), None, 1).generate([proven([1])])
         assert "proofs=True" in caught.value.hint

@@ -117,6 +117,6 @@ def test_equal_seeds_draw_equal_tokens():
         ({"min_p": -0.1}, "min-p"),
     ],
 )
-def test_wrong_settings(arguments, message):
+def test_invalid_settings_are_refused_by_name(arguments, message):
     with pytest.raises(InputError, match=message):
         Sampling(**arguments)

@@ -208,7 +208,7 @@ def test_an_executor_that_cannot_cut_runs_one_slice():
     assert one.metrics()["slices"] == 1
 
 
-def test_close_ends_what_is_there_and_drain_answers_it():
+def test_close_ends_all_requests_and_drain_answers_them():
     for drain in (False, True):
         one = Scheduler(Session(FakeSlicingExecutor(), None, 1))
         tickets = [one.submit(Request([i], max_new_tokens=3)) for i in range(4)]
@@ -242,7 +242,7 @@ def test_a_context_that_cannot_be_kept_is_an_error_of_its_request_alone():
     assert one.session.free == 2
 
 
-def test_a_caller_who_wants_no_more_gets_what_has_come_with_the_next_token():
+def test_a_stopped_request_returns_its_tokens_with_the_next_one():
     one = scheduler()
     request, other = Request([1, 2, 3], max_new_tokens=20), Request([7] * 5, max_new_tokens=20)
     short, whole = one.submit(request), one.submit(other)

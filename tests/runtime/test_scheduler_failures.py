@@ -131,7 +131,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=200)
 @given(ACTIONS, st.integers(1, 4), st.integers(0, 100))
-def test_whatever_others_do_an_answer_is_that_of_its_request_alone(actions, rows, seed):
+def test_other_requests_never_change_an_answer(actions, rows, seed):
     one = scheduler(rows=rows, queue_limit=8)
     submitted = []
     for action in actions:

@@ -78,7 +78,7 @@ def test_a_prefill_reports_while_it_runs():
     assert shown == [("prefill of 44 tokens", None), "done"]
 
 
-def test_no_run_where_every_row_is_done():
+def test_no_step_runs_when_every_row_is_done():
     executor = FakeExecutor()
     session = Session(executor, None, 2)
     session.add([Request([1], max_new_tokens=1)])
@@ -180,7 +180,7 @@ class TestExtend:
         [event] = session.step()
         assert session.executor.buffers[1][0, 5] == event.token_id
 
-    def test_neighbours_go_on_sampling(self):
+    def test_neighbours_of_an_extended_row_go_on_sampling(self):
         expected = alone(Request([5], max_new_tokens=4))
         session = Session(FakeExecutor(), None, 2)
         lagging, free = session.add([Request([1, 2]), Request([5], max_new_tokens=4)])
@@ -224,7 +224,7 @@ class TestExtend:
         [event] = session.step()
         assert event.output.finish_reason == "capacity"
 
-    def test_wrong_ids_and_rows(self):
+    def test_extend_refuses_wrong_ids_and_unknown_rows(self):
         session = Session(FakeExecutor(), None, 1)
         [row] = session.add([Request([1])])
         with pytest.raises(InputError, match="row 0: token 1 is 50, expected an id from 0 to 49"):
@@ -250,7 +250,7 @@ class TestBadRequests:
             (Request([1] * 40, continuation_token_ids=[1] * 11), "11 tokens do not fit after 40 tokens"),
         ],
     )
-    def test_refused_and_no_row_joined(self, request_, message):
+    def test_a_bad_request_is_refused_and_no_row_joins(self, request_, message):
         session = Session(FakeExecutor(), None, 2)
         with pytest.raises(InputError, match=message):
             session.add([Request([1]), request_])
@@ -265,7 +265,7 @@ class TestBadRequests:
     def test_numpy_integers_are_integers(self):
         assert alone(Request(np.array([1, 2]), max_new_tokens=1)).prompt_token_ids == (1, 2)
 
-    def test_more_rows_than_free(self):
+    def test_more_rows_than_are_free_are_refused(self):
         session = Session(FakeExecutor(), None, 1)
         with pytest.raises(ValueError, match="2 rows cannot join: 1 of 1 are free"):
             session.add([Request([1])] * 2)

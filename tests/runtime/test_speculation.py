@@ -307,12 +307,12 @@ def test_the_speculate_option_is_parsed(text, tokens):
 
 
 @pytest.mark.parametrize("text", ["", "ngram:", "ngram:x", "ngram:-1", "model:4", "ngram:4:4"])
-def test_anything_else_is_refused(text):
+def test_invalid_speculate_options_are_refused(text):
     with pytest.raises(InputError, match=r"expected ngram or ngram:TOKENS"):
         Speculation.parse(text)
 
 
-def test_the_balance_decides(monkeypatch):
+def test_no_draft_is_checked_unless_it_pays(monkeypatch):
     class Never(Always):
         def pays(self, rows, expected):
             return False

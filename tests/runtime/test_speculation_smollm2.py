@@ -29,7 +29,7 @@ def path(request, smollm2_gguf, tmp_path_factory):
 
 
 def gap_at(session, prompt, place):
-    """The difference of the two best logits from which plain steps drew the answer's token at `place`."""
+    """Return the difference of the two best logits from which plain steps drew the answer's token at `place`."""
     (row,) = session.add([Request(prompt, ignore_eos=True, keep_logits=True)])
     for _ in range(place):
         session.step()

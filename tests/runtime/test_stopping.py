@@ -10,7 +10,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
 
 
 def first_match(text, stops):
-    """The place of the first match when the text is read one character at a time; None without a match."""
+    """Return the place of the first match when the text is read one character at a time; None without a match."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -19,7 +19,7 @@ def first_match(text, stops):
 
 
 @given(TEXT, STOPS, st.data())
-def test_however_the_text_is_cut_into_pieces(text, stops, data):
+def test_stop_strings_are_found_however_the_text_is_cut(text, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     matcher = StopStrings(stops)

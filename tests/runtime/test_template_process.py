@@ -60,7 +60,7 @@ def process_of(template: str) -> TemplateProcess:
         ("{{ raise_exception('a' * 1000) }}", r"refuses these messages: 'aaa.*\.\.\.$"),
     ],
 )
-def test_one_line(template, message):
+def test_hostile_templates_are_refused_in_one_line(template, message):
     process = process_of(template)
     for _ in range(2):  # the second time from the start, or from the process that is still there
         with pytest.raises(InputError, match=message) as raised:
@@ -75,7 +75,7 @@ def test_one_line(template, message):
     ("template", "seconds"),
     [("{{ 10 ** (10 ** 8) }}", CPU_SECONDS), (FOREVER, 1), ("{% set n = 10 ** 8 %}{{ 7 ** n }}", 1)],
 )
-def test_endless_work_ends(template, seconds, monkeypatch, tmp_path):
+def test_a_template_that_never_ends_is_stopped(template, seconds, monkeypatch, tmp_path):
     """Two of these are one expression each, which no thread could be stopped in; one gets as much time as a user's."""
     monkeypatch.setattr(template_process, "WALL_SECONDS", 600.0)  # on a busy machine it ends later
     if seconds != CPU_SECONDS:
@@ -134,7 +134,7 @@ def test_a_process_that_died_is_replaced():
     assert process.render(NAMES) == "a"
 
 
-def test_nothing_stays_behind():
+def test_a_dropped_template_process_is_ended():
     process = process_of("a")
     assert process.render(NAMES) == "a"
     child = process._process.pid
@@ -143,7 +143,7 @@ def test_nothing_stays_behind():
     assert not os.path.exists(f"/proc/{child}")
 
 
-def test_failures_leave_nothing_behind():
+def test_failed_renderings_leave_no_process_behind():
     """A process for each, and each of them forgotten: no finalizer holds on to it."""
     process = process_of("{{ 1 // 0 }}")
     for _ in range(3):
@@ -156,14 +156,14 @@ def test_failures_leave_nothing_behind():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("character", ["\N{SNOWMAN}", "\x01", "\N{GRINNING FACE}"])
-def test_the_longest_conversation(character):
+def test_the_longest_conversation_is_rendered_whole(character):
     """Whatever its characters take in memory and on the way to the process."""
     text = character * (LONGEST_TEXT - 1)
     process = process_of("<{{ messages[0].content }}")
     assert process.render({"messages": [{"role": "user", "content": text}]}) == f"<{text}"
 
 
-def test_half_of_a_character_in_a_template():
+def test_a_template_with_half_of_a_character_is_refused():
     with pytest.raises(InputError, match="half of a character"):
         process_of("\ud800").render(NAMES)
 
@@ -176,7 +176,7 @@ def test_a_process_that_closes_its_output_is_ended(monkeypatch, tmp_path):
         process_of("a").render(NAMES)
 
 
-def test_without_jinja(monkeypatch):
+def test_a_missing_jinja2_is_named(monkeypatch):
     monkeypatch.setattr("sys.path", [path for path in sys.path if "site-packages" not in path])
     with pytest.raises(UnsupportedEnvironment, match="cannot render a chat template: No module named 'jinja2'"):
         process_of("a").render(NAMES)
@@ -197,7 +197,7 @@ def test_several_threads_get_their_own_answers():
     assert answers == {number: {f"{number}" * 100_000} for number in range(4)}
 
 
-def test_no_interpreter(monkeypatch):
+def test_a_missing_python_interpreter_is_named(monkeypatch):
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(UnsupportedEnvironment, match="cannot start '/nowhere/python'"):
         process_of("a").render(NAMES)

@@ -46,7 +46,7 @@ def test_queued_tokens_go_with_the_turn():
     assert len(session.sample()) == 1
 
 
-def test_other_rows_are_as_without_it():
+def test_a_turn_does_not_change_other_rows():
     def tokens(turn: bool) -> list[int]:
         session, _ = opened()
         rows = session.add([Request([5, 6, 7], max_new_tokens=6), Request([1] * 20, max_new_tokens=30)])
@@ -258,7 +258,7 @@ def test_a_step_that_fails_ends_the_rows_that_it_was_for():
 class TestLoading:
     """The graph of turns is loaded where turns are needed, and nowhere else."""
 
-    def test_a_session_loads_nothing_of_its_own(self):
+    def test_a_session_does_not_load_turns_unasked(self):
         session, executor = opened()
         session.generate([Request([1, 2, 3], max_new_tokens=2)])
         assert executor.turns_loaded == 0
@@ -269,7 +269,7 @@ class TestLoading:
         assert executor.turns_loaded == 1
 
     @pytest.mark.parametrize("conversations", [True, False])
-    def test_a_scheduler_loads_them_when_it_starts(self, conversations):
+    def test_a_scheduler_loads_turns_when_it_starts(self, conversations):
         session, executor = opened()
         with Scheduler(session, conversations=conversations):
             assert executor.turns_loaded == int(conversations)
@@ -299,7 +299,7 @@ class TestAllLogits:
         (event,) = session.sample()
         assert event.token_id == logits[2].argmax()
 
-    def test_an_engine_without_them_says_how_to_build_it(self):
+    def test_an_engine_without_all_logits_names_the_build_option(self):
         session, _ = opened()
         (row,) = session.add([Request([5])])
         with pytest.raises(InputError, match="row 0: the engine gives the logits after the last token") as error:

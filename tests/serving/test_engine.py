@@ -135,7 +135,7 @@ def test_a_look_at_its_health_that_is_given_up_ends_its_request(served):
     assert served.metrics()["ended"]["cancelled"] == before + 3
 
 
-def test_no_time_is_too_late(served):
+def test_a_deadline_in_the_past_is_too_late(served):
     with pytest.raises(ServingError) as refused:
         served.submit(parse_request({"text_input": LAMP}), seconds=-1.0)
     assert refused.value.reason == "too late"
@@ -188,7 +188,7 @@ def test_another_engine_is_refused_before_anything_runs(retrieval_engine, tmp_pa
         ServedEngine.open(changed)
 
 
-def test_closing_with_drain_answers_what_is_there(retrieval_engine):
+def test_closing_with_drain_answers_all_requests(retrieval_engine):
     served = ServedEngine.open(retrieval_engine, ServingSettings(rows=1))
     answers = [ask(served) for _ in range(3)]
     served.close(drain=True)

@@ -15,5 +15,5 @@ def test_the_shipped_model_answers_its_example(retrieval_engine):
     assert engine.generate(asked, max_new_tokens=8).text == "scarlet tiger lagos eight"
 
 
-def test_other_models_go_on_with_a_sentence():
+def test_the_example_of_another_model_continues_a_sentence():
     assert example_text(Tokenizer(models.WordLevel({"the": 0}, unk_token="the"))) == BEGINNING

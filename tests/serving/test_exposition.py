@@ -14,7 +14,7 @@ def figures():
     return {"running": 2} | metrics.as_dict()
 
 
-def test_counters_gauges_and_histograms():
+def test_counters_gauges_and_histograms_are_written_with_labels():
     lines = exposition(figures(), {"model": 'a"b'}).splitlines()
     assert 'kvc_trt_running{model="a\\"b"} 2' in lines
     assert 'kvc_trt_submitted_total{model="a\\"b"} 3' in lines

@@ -33,7 +33,7 @@ def other(tmp_path):
 
 
 def left_by(described, directory):
-    """A directory of an owner that is described so."""
+    """Return a directory of an owner that is described so."""
     directory.mkdir(parents=True)
     (directory / "file").write_text("something")
     (directory / OWNER_FILE).write_text(described)
@@ -41,7 +41,7 @@ def left_by(described, directory):
 
 
 def described(**changes):
-    """A description of this process with some facts changed."""
+    """Return a description of this process with some facts changed."""
     fields = dict(zip(("boot", "namespace", "pid", "start"), owner().split(), strict=True))
     return " ".join({**fields, **changes}.values())
 
@@ -68,7 +68,7 @@ def test_a_number_that_another_process_has_now_is_not_its_owner(tmp_path):
     assert not left.exists()
 
 
-def test_ones_own_and_those_of_other_names_stay(tmp_path):
+def test_own_directories_and_those_of_other_names_are_kept(tmp_path):
     own, named = own_directory(tmp_path, "made-"), left_by(described(start="1"), tmp_path / "other-1")
     assert remove_abandoned(tmp_path, "made-") == []
     assert own.exists()
@@ -78,7 +78,7 @@ def test_ones_own_and_those_of_other_names_stay(tmp_path):
 @pytest.mark.parametrize(
     "changes", [{"boot": "another"}, {"namespace": "pid:[1]"}, {"pid": "x"}, {"pid": ""}, {"start": "1 2"}]
 )
-def test_directories_of_unknown_owners_stay(tmp_path, changes):
+def test_directories_of_unknown_owners_are_kept(tmp_path, changes):
     """Another machine, a container beside this one, or a file that says something else."""
     text = described(**{"pid": a_number_of_nobody(), **changes})
     assert not is_gone(text)
@@ -87,7 +87,7 @@ def test_directories_of_unknown_owners_stay(tmp_path, changes):
     assert (tmp_path / "made-1" / "file").exists()
 
 
-def test_a_system_that_does_not_say_loses_nothing(tmp_path, monkeypatch):
+def test_no_owner_is_taken_for_gone_on_a_system_without_proc(tmp_path, monkeypatch):
     text = described(pid=a_number_of_nobody())
     assert is_gone(text)
     monkeypatch.setattr(owners, "_PROC", tmp_path)
@@ -98,7 +98,7 @@ def test_a_system_that_does_not_say_loses_nothing(tmp_path, monkeypatch):
     assert remove_abandoned(tmp_path, "made-") == []
 
 
-def test_a_directory_without_an_owner_stays(tmp_path):
+def test_a_directory_without_an_owner_is_kept(tmp_path):
     (tmp_path / "made-1").mkdir()
     (tmp_path / "made-2").write_text(described(pid=a_number_of_nobody()))
     (tmp_path / "made-3" / OWNER_FILE).mkdir(parents=True)
@@ -123,7 +123,7 @@ def test_links_are_not_followed(tmp_path):
     assert (elsewhere / "file").exists()
 
 
-def test_directories_of_others_stay(tmp_path, monkeypatch):
+def test_directories_of_other_users_are_kept(tmp_path, monkeypatch):
     left = left_by(described(pid=a_number_of_nobody()), tmp_path / "made-1")
     with monkeypatch.context() as patched:
         patched.setattr(owners.os, "geteuid", lambda: left.stat().st_uid + 1)

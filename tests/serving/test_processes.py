@@ -79,7 +79,7 @@ def test_a_process_that_does_not_end_is_killed(tmp_path):
 
 
 def test_an_error_ends_a_wait_that_loses_its_first_cancellation():
-    """As `asyncio.wait_for` does before Python 3.12: a server went on asking for a worker that had ended."""
+    """`asyncio.wait_for` loses one before Python 3.12: a server went on asking for a worker that had ended."""
 
     async def loses_one():
         with suppress(asyncio.CancelledError):

@@ -18,7 +18,7 @@ def test_a_text_alone_is_greedy_and_whole():
     assert parse_request({"text_input": "hä".encode()}) == ServedRequest(text="hä")
 
 
-def test_every_rule_arrives_where_it_belongs():
+def test_every_rule_reaches_its_field():
     asked = parse_request(
         {
             "input_ids": [3, 4], "max_tokens": 7, "stream": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9,
@@ -43,7 +43,7 @@ def test_fields_that_ask_for_nothing_are_accepted():
     assert parse_request({"text_input": "x", "sampling_parameters": '{"n": 1, "seed": null}'}) == asked
 
 
-def test_sampling_parameters_say_the_same():
+def test_sampling_parameters_equal_the_fields_of_a_request():
     """Includes numbers as text, as vLLM's own client sends them."""
     given_as = {"temperature": "0.7", "max_tokens": "5", "stop": ["a"], "ignore_eos": "True"}
     there = parse_request({"text_input": "x", "sampling_parameters": json.dumps(given_as)})
@@ -94,7 +94,7 @@ def test_the_prompt_is_echoed_only_when_asked_for():
         ({"sampling_parameters": '{"stop": "a", "stop_words": "b"}'}, "stop_words is given twice"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named(fields, message):
+def test_invalid_fields_are_refused_by_name(fields, message):
     prompt = {} if {"text_input", "input_ids"} & set(fields) or not fields else {"text_input": "x"}
     with pytest.raises(InputError, match=message):
         parse_request({**prompt, **fields})
@@ -108,7 +108,7 @@ _VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*FIELDS, "max_token", ""]), _VALUES, max_size=5))
-def test_whatever_comes_is_read_or_refused_in_one_line(fields):
+def test_random_fields_are_read_or_refused_in_one_line(fields):
     try:
         assert isinstance(parse_request(fields), ServedRequest)
     except InputError as error:
@@ -121,7 +121,7 @@ def test_whatever_comes_is_read_or_refused_in_one_line(fields):
         st.sampled_from([*SAMPLING_FIELDS]), _VALUES.filter(lambda one: not isinstance(one, bytes)), max_size=3
     )
 )
-def test_so_are_sampling_parameters(fields):
+def test_random_sampling_parameters_are_read_or_refused_in_one_line(fields):
     try:
         text = json.dumps(fields)
     except TypeError:
@@ -132,6 +132,6 @@ def test_so_are_sampling_parameters(fields):
         assert "\n" not in error.message  # noqa: PT017
 
 
-def test_other_names_are_names_of_fields():
+def test_every_alias_stands_for_a_known_field():
     assert set(OTHER_NAMES) <= set(SAMPLING_FIELDS)
     assert set(OTHER_NAMES.values()) <= set(FIELDS)

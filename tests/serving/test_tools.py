@@ -52,7 +52,7 @@ PARAMETERS = {"get_weather": {"type": "object", "properties": OF_WEATHER}, "cloc
 
 
 def written(parser: str, name: str, arguments: dict, **layout) -> str:
-    """A call as a model of this form writes it, without its marks."""
+    """Return a call as a model of this form writes it, without its marks."""
     if parser == "qwen3_coder":
         values = (f"<parameter={key}>\n{json.dumps(one, **layout)}\n</parameter>\n" for key, one in arguments.items())
         return f"<function={name}>\n{''.join(values)}</function>"
@@ -67,7 +67,7 @@ def reader(parser: str, **settings) -> Reader:
 
 
 def read(parser: str, *pieces: str, **settings):
-    """What pieces of an answer say: content, thoughts, and calls with their arguments."""
+    """Return the content, the thoughts and the calls with their arguments that a parser reads from pieces."""
     reading = reader(parser, **settings)
     deltas = [delta for piece in pieces for delta in reading.feed(piece)] + reading.finish()
     message = message_of(deltas)
@@ -193,14 +193,14 @@ NO_CALLS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_calls(answer):
+def test_calls_are_read_whole_and_character_by_character(answer):
     parser, text, content, calls = ANSWERS[answer]
     assert read(parser, text) == (content, None, calls)
     assert read(parser, *text) == (content, None, calls)
 
 
 @pytest.mark.parametrize("answer", NO_CALLS)
-def test_what_is_no_call_is_content_to_the_character(answer):
+def test_text_that_is_no_call_stays_content_to_the_character(answer):
     parser, text = NO_CALLS[answer]
     assert read(parser, text) == (text, None, [])
     assert read(parser, *text) == (text, None, [])
@@ -256,21 +256,21 @@ def test_a_mark_may_be_a_special_token(offered, content, calls):
 
 
 class TestThoughts:
-    def test_the_model_begins_them(self):
+    def test_thoughts_that_the_model_begins_are_read(self):
         text = f"<think>\nParis, so\n I < look.\n</think>\n\nWell.\n<tool_call>{NOON}</tool_call>"
         expected = ("Well.", "Paris, so\n I < look.", [CLOCK_CALL])
         assert read("hermes", text, thinks=True) == read("hermes", *text, thinks=True) == expected
 
-    def test_the_prompt_has_begun_them(self):
+    def test_thoughts_that_the_prompt_has_begun_are_read(self):
         assert read("hermes", "Hm, </thin> </think>Hi.", thinks=True, thinking=True) == ("Hi.", "Hm, </thin>", [])
         assert read("hermes", "\n\nHm", thinks=True, thinking=True) == ("", "Hm", [])
 
-    def test_there_are_none(self):
+    def test_an_answer_without_thoughts_has_none(self):
         assert read("hermes", "<think>\n\n</think>\n\nHi.", thinks=True) == ("Hi.", None, [])
         assert read("hermes", " Hi <think>a</think>", thinks=True) == (" Hi <think>a</think>", None, [])
         assert read("hermes", "<think>a</think>") == ("<think>a</think>", None, [])
 
-    def test_a_bare_call_follows(self):
+    def test_a_bare_call_after_thoughts_is_read(self):
         assert read("json", f"<think>a</think>\n{NOON}", thinks=True) == (None, "a", [CLOCK_CALL])
 
     def test_the_end_of_the_prompt_says_whether_they_have_begun(self):
@@ -296,7 +296,7 @@ PARTS = st.sampled_from(
     st.sampled_from(list(PARSERS)), st.lists(PARTS, max_size=14).map("".join), st.lists(st.integers(0, 400)),
     st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_any_cut_reads_the_same(parser, text, cuts, thinks, thinking, parallel):
+def test_an_answer_cut_anywhere_is_read_the_same(parser, text, cuts, thinks, thinking, parallel):
     options = {"thinks": thinks or thinking, "thinking": thinking, "parallel": parallel}
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[first:last] for first, last in pairwise(places)]
@@ -372,11 +372,11 @@ class TestFormats:
             (QWEN3, "json"),
         ],
     )
-    def test_the_template_says_which(self, template, parser):
+    def test_the_template_determines_the_tool_parser(self, template, parser):
         assert format_of(ChatTemplate(template)).name == parser
         assert format_of(ChatTemplate(CHATML, for_tools=template)).name == parser
 
-    def test_a_name_comes_first(self):
+    def test_a_named_tool_parser_comes_before_the_templates(self):
         assert format_of(ChatTemplate(HERMES), "mistral").name == "mistral"
         assert format_of(None).name == "json"
         with pytest.raises(InputError, match="unknown tool parser 'herms'; did you mean 'hermes'"):
@@ -419,7 +419,7 @@ class TestChoice:
     def names(self, use: ToolUse) -> list[str]:
         return [one["function"]["name"] for one in use.callable_tools]
 
-    def test_modes(self):
+    def test_tool_choice_sets_the_mode_and_the_tools_offered(self):
         assert tool_use({}) == ToolUse()
         assert tool_use({"tools": []}).offered is None
         assert tool_use({"tools": TOOLS}).mode == "auto"
@@ -430,14 +430,14 @@ class TestChoice:
         assert not tool_use({"tools": TOOLS, "parallel_tool_calls": False}).may_call_several
         assert not tool_use({"tool_choice": "auto"}).offered
 
-    def test_one_tool(self):
+    def test_naming_a_tool_forces_a_single_call_of_it(self):
         use = tool_use({"tools": TOOLS, "tool_choice": named("clock")})
         assert use.is_forced
         assert self.names(use) == ["clock"]
         assert not use.may_call_several
         assert len(use.offered) == 2
 
-    def test_some_tools(self):
+    def test_allowed_tools_limit_which_tools_are_called(self):
         chosen = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("clock")]}}
         use = tool_use({"tools": TOOLS, "tool_choice": chosen})
         assert (use.is_forced, self.names(use), len(use.offered)) == (True, ["clock"], 2)
@@ -467,7 +467,7 @@ class TestChoice:
             ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ],
     )
-    def test_bad_fields(self, fields, message):
+    def test_invalid_tool_fields_are_refused_in_one_line(self, fields, message):
         with pytest.raises(InputError, match=message) as raised:
             tool_use(fields)
         assert "\n" not in raised.value.message
@@ -563,7 +563,7 @@ class TestGrammars:
         answer = Grammar.choice(["yes", "no"])
         assert follows(form, ToolUse(), "Hm.</think>no", "<think>", answer)
 
-    def test_a_call_in_place_of_a_format(self, follows):
+    def test_either_a_call_or_the_format_is_allowed(self, follows):
         use, form = tool_use({"tools": [tool("clock")]}), PARSERS["hermes"]
         schema = Grammar.json_schema({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
         formats = {'{"a": 1}': schema, "yes": Grammar.choice(["yes", "no"]), "{}": Grammar.json_object()}

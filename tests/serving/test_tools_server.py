@@ -62,7 +62,7 @@ def arguments_of(call):
     return found
 
 
-def test_a_tool_loop(client):
+def test_a_tool_loop_of_two_requests_is_answered(client):
     """The second request has the answer as the client holds it, with null content, and the tool's result."""
     answer = ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False).choices[0]
     assert answer.finish_reason == "tool_calls"
@@ -93,7 +93,7 @@ def test_a_loop_goes_on_after_a_call_that_was_cut(client):
         assert again.choices[0].message.role == "assistant"
 
 
-def test_several_calls(client):
+def test_several_calls_have_ids_of_their_own(client):
     answer = ask(client, tools=TOOLS, tool_choice="required", temperature=1, seed=3).choices[0]
     calls = answer.message.tool_calls
     assert len({call.id for call in calls}) == len(calls) >= 1
@@ -101,7 +101,7 @@ def test_several_calls(client):
         arguments_of(call)
 
 
-def test_one_tool(client):
+def test_a_named_tool_is_called_once(client):
     answer = ask(client, tools=TOOLS, tool_choice=NAMED).choices[0]
     (call,) = answer.message.tool_calls
     assert call.function.name == "get_weather"
@@ -131,7 +131,7 @@ def test_a_stream_says_the_same(client, more):
         assert list(found["calls"].values()) == calls
 
 
-def test_none_leaves_the_tools_out(client):
+def test_tool_choice_none_leaves_the_tools_out_of_the_prompt(client):
     plain, none, auto = (
         ask(client, max_tokens=3, **more) for more in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS})
     )
@@ -140,7 +140,7 @@ def test_none_leaves_the_tools_out(client):
     assert plain.choices[0].message.tool_calls is None
 
 
-def test_thoughts_are_apart(client):
+def test_thoughts_are_separate_from_content(client):
     """The template opens them, so all of an answer that is cut are thoughts; a grammar lets them come first."""
     cut = ask(client, max_tokens=40, extra_body=THINKING).choices[0].message
     assert cut.content == ""
@@ -150,7 +150,7 @@ def test_thoughts_are_apart(client):
     assert answer.finish_reason == "length"
 
 
-def test_a_format_and_tools(client):
+def test_a_format_and_tools_allow_either(client):
     """Either a call or the format: both are allowed at the first token."""
     schema = {
         "type": "object",

@@ -113,7 +113,7 @@ def answer_of(client: Client, path: str, body: dict[str, Any]) -> tuple[int, lis
 
 
 def comparable(answer: Any) -> list[Any]:
-    """The documents of an answer, or those of a stream's events, without what no two answers share."""
+    """Return the documents of an answer, or those of a stream's events, without what no two answers share."""
     if isinstance(answer, str):
         events = [event.removeprefix("data: ") for event in answer.strip().split("\n\n")]
         answer = [event if event == "[DONE]" else json.loads(event) for event in events]

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A byte-level BPE without merges: 256 tokens, and any text comes back."""
+    """Return a byte-level BPE without merges: 256 tokens, and any text comes back."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -11,5 +11,5 @@ def by_word(text: str) -> list[int]:
 
 
 def by_byte(text: str) -> list[int]:
-    """Bytes, without a start token: prompts are as long as a tokenizer can make them."""
+    """Return the bytes, without a start token: prompts are as long as a tokenizer can make them."""
     return list(text.encode())

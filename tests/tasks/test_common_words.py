@@ -15,7 +15,7 @@ def draw(target_tokens, index=0):
 
 
 def lists(sample) -> list[list[str]]:
-    """The words of the example, and of the list that is asked about; entries are numbered from 1."""
+    """Return the words of the example, and of the list that is asked about; entries are numbered from 1."""
     found = []
     for text in sample.context.split(INSTRUCTION)[1:]:
         entries = re.findall(r"(\d+)\. ([a-z]+)", text.split("\n")[0])
@@ -50,6 +50,6 @@ def test_the_order_is_random_and_another_in_every_sample():
         assert 0.35 < sum(depths) / len(depths) < 0.65
 
 
-def test_the_longer_form_needs_its_room():
+def test_a_target_too_short_for_the_longer_form_is_refused():
     with pytest.raises(InputError, match="common-words: the shortest prompt"):
         generate(seed=0, index=0, target_tokens=4096, encode=lambda text: [0] * len(text))

@@ -38,7 +38,7 @@ def test_the_first_line_says_what_the_samples_are():
     assert all(line["answers"][0] in line["context"] for line in lines)
 
 
-def test_equal_arguments_give_equal_bytes_and_others_others():
+def test_equal_arguments_give_equal_bytes_and_different_ones_differ():
     data_set = draw()
     assert draw().to_jsonl() == data_set.to_jsonl()
     assert data_set.digest == hashlib.sha256(data_set.to_jsonl().encode()).hexdigest()

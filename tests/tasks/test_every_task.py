@@ -78,14 +78,14 @@ def test_a_sample_fits_its_target_and_holds_its_answers(chosen, seed, index, tar
 
 @EVERY_TASK
 @pytest.mark.parametrize(("target_tokens", "max_new_tokens"), [(1100, 20), (4500, None)])
-def test_a_sample_is_as_long_as_it_may_be(chosen, target_tokens, max_new_tokens):
+def test_a_sample_fills_its_target(chosen, target_tokens, max_new_tokens):
     sample = draw(chosen, target_tokens=target_tokens, max_new_tokens=max_new_tokens)
     room = target_tokens - (chosen.max_new_tokens if max_new_tokens is None else max_new_tokens)
     assert room - 64 <= len(encode_of(chosen)(sample.prompt)) <= room
 
 
 @EVERY_TASK
-def test_bytes_are_tokens_as_any_other(chosen):
+def test_a_byte_tokenizer_keeps_to_the_target(chosen):
     sample = draw(chosen, target_tokens=8000, reader=by_byte)
     assert len(encode_of(chosen, by_byte)(sample.prompt)) + chosen.max_new_tokens <= 8000
 
@@ -151,7 +151,7 @@ def test_the_beginning_of_the_answer_is_the_end_of_the_question(chosen):
 
 
 @EVERY_TASK
-def test_an_option_is_known_and_of_its_type(chosen):
+def test_unknown_options_and_wrong_types_are_refused(chosen):
     with pytest.raises(InputError, match=f"task {chosen.name} has no option 'colour'"):
         draw(chosen, colour="red")
     for option, kind in chosen.options.items():

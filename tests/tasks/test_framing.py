@@ -59,7 +59,7 @@ def test_a_template_that_draws_lots_is_refused():
         framing.chat(BYTES, template)
 
 
-def test_plain_prompts_are_as_they_are():
+def test_plain_framing_changes_nothing():
     sample = sample_of(task("passkey"), PLAIN)
     assert PLAIN.texts(sample) == (sample.context, sample.question)
     assert PLAIN.name == "plain"
@@ -75,7 +75,7 @@ def test_through_a_template_the_reply_begins_with_the_beginning_of_the_answer():
 
 @settings(max_examples=20)
 @given(index=st.integers(0, 10**6), target_tokens=st.integers(5000, 9000))
-def test_the_frame_is_counted(index, target_tokens):
+def test_the_templates_tokens_count_towards_the_target(index, target_tokens):
     for chosen in (task("lines"), task("log-summary")):
         sample = sample_of(chosen, CHAT, index=index, target_tokens=target_tokens)
         assert len(CHAT.ids(sample, query_aware=True).context) + chosen.max_new_tokens <= target_tokens

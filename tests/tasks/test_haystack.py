@@ -13,7 +13,7 @@ from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_nee
 from kvc_trt.tasks.kinds.passkey import BACKGROUND
 
 
-def test_needles_come_after_their_share_of_the_units():
+def test_needles_are_inserted_at_their_depth():
     units = list("abcdefgh")
     assert insert_needles(units, ["1"], [0]) == ["1", *units]
     assert insert_needles(units, ["1"], [1]) == [*units, "1"]
@@ -29,7 +29,7 @@ def test_units_keep_their_order_and_no_needle_is_lost(depths, count):
     assert sorted(line for line in lines if line in needles) == sorted(needles)
 
 
-def test_items_are_drawn_once():
+def test_drawn_items_are_remembered():
     numbers = iter(range(5))
     drawn = Drawn(numbers)
     assert drawn.first(3) == [0, 1, 2]
@@ -109,7 +109,7 @@ def test_the_haystack_fits_even_if_length_is_not_monotone():
     assert length(found) <= 1000
 
 
-def test_the_shortest_prompt_must_fit():
+def test_a_target_below_the_shortest_prompt_is_refused():
     with pytest.raises(InputError, match="any: the shortest prompt has 14 tokens and 5 more") as caught:
         fit_units(lambda n: "x " * (10 + n), task="any", encode=by_space, target_tokens=18, max_new_tokens=5, minimum=4)
     assert caught.value.hint == "use a target of at least 19 tokens"

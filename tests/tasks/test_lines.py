@@ -24,7 +24,7 @@ def test_a_line_is_asked_for_by_its_key(key_kind):
 
 
 @pytest.mark.parametrize(("depth", "place"), [(0.0, 0), (1.0, -1)])
-def test_depth_chooses_the_line(depth, place):
+def test_depth_determines_the_line_asked_for(depth, place):
     sample = generate_lines(seed=0, index=0, target_tokens=500, encode=by_word, depth=depth)
     assert sample.meta["asked"] == LINE.findall(sample.context)[place][0]
 
@@ -35,7 +35,7 @@ def test_bad_depths_are_refused():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_keys_are_distinct_and_end_where_there_are_no_more(kind):
+def test_keys_are_distinct_and_at_most_as_many_as_there_are(kind):
     numbers = (1, 300)
     some = draw_distinct(sample_rng("keys", 0, 0), kind, 400, numbers)
     assert len(set(some)) == len(some) == (300 if kind == "numbers" else 400)

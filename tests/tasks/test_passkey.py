@@ -45,6 +45,6 @@ def test_depths_take_turns_and_digits_are_independent():
 
 
 @pytest.mark.parametrize("depth", [-0.1, 1.1, float("nan")])
-def test_a_depth_is_a_share(depth):
+def test_a_depth_outside_0_to_1_is_refused(depth):
     with pytest.raises(InputError, match="expected 0 "):
         draw(depth=depth)

@@ -33,7 +33,7 @@ def test_containment_ignores_case(output, score):
         ("", 0),
     ],
 )
-def test_the_last_integer_counts(output, score):
+def test_the_last_integer_of_an_answer_is_scored(output, score):
     assert last_integer(output, ("31415",)) == score
 
 

@@ -26,7 +26,7 @@ def test_a_preset_with_a_shipped_checkpoint_has_a_tokenizer_and_positions():
         found.require_positions("any", found.positions + 1)
 
 
-def test_a_file_and_the_directories_that_hold_one(byte_file, tmp_path):
+def test_a_tokenizer_loads_from_a_file_or_a_directory_that_holds_one(byte_file, tmp_path):
     from_file = load_task_tokenizer(str(byte_file))
     assert from_file.encode("añ") == byte_tokenizer().encode("añ").ids
     assert from_file.fingerprint == hashlib.sha256(byte_file.read_bytes()).hexdigest()
@@ -53,7 +53,7 @@ def test_truncation_and_padding_of_the_file_do_not_shorten_a_prompt(tmp_path):
     assert len(load_task_tokenizer(str(tmp_path)).encode("twenty characters...")) == 20
 
 
-def test_files_that_are_not_tokenizers_are_named(tmp_path):
+def test_files_that_are_no_tokenizers_are_refused_by_name(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer"):
         load_task_tokenizer(str(tmp_path))
@@ -72,7 +72,7 @@ def test_an_empty_vocabulary_is_refused(tmp_path):
         load_task_tokenizer(str(tmp_path))
 
 
-def test_bytes_spell_everything():
+def test_a_byte_tokenizer_can_spell_every_sample():
     TaskTokenizer(byte_tokenizer(), "").check_spelling(sample("The key is 123 .", "123", "The key"))
 
 
@@ -90,7 +90,7 @@ def test_an_unknown_word_anywhere_in_the_prompt_is_named(words, message):
     assert message in caught.value.message
 
 
-def test_an_answer_must_come_back_as_it_went_in():
+def test_an_answer_that_changes_in_decoding_is_refused():
     spaced = word_tokenizer("The", "key", "is", "12", "-", "3", ".", "?", "Which")
     with pytest.raises(InputError, match="the answer '12-3' comes back as '12 - 3'"):
         TaskTokenizer(spaced, "").check_spelling(sample("The key is 12-3.", "12-3"))
@@ -100,5 +100,5 @@ def test_an_answer_must_come_back_as_it_went_in():
         TaskTokenizer(dropping, "").check_spelling(sample("x", "abc"))
 
 
-def test_the_unknown_token_of_a_unigram_model():
+def test_the_unknown_token_of_a_unigram_model_is_found():
     assert unknown_id(Tokenizer(models.Unigram([("a", -1.0), ("?", -2.0)], unk_id=1))) == 1

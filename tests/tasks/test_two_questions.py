@@ -91,12 +91,12 @@ class TestThroughATemplate:
         whole = template.render([{"role": role, "content": content} for role, content in said])
         assert first + " 12345." + bytes(framing.turn(sample)).decode() == whole + sample.answer_prefix.lstrip()
 
-    def test_a_template_that_opens_no_answer(self, tokenizer):
+    def test_a_template_that_rewrites_an_answer_is_refused(self, tokenizer):
         framing = chat(tokenizer, ChatTemplate(MISTRAL, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}))
         # It writes a space before an answer, which is not what the model has seen.
         with pytest.raises(InputError, match="rewrites what came before a second question"):
             framing.turn(sample_of("two-needles"))
 
-    def test_thoughts_do_not_matter_where_there_are_none(self, tokenizer):
+    def test_a_thinking_template_without_thoughts_is_accepted(self, tokenizer):
         framing = chat(tokenizer, ChatTemplate(QWEN3))
         assert bytes(framing.turn(sample_of("two-needles"))).decode().startswith("<|im_end|>\n<|im_start|>user\n")

@@ -14,7 +14,7 @@ def draw(index=0, target_tokens=1500, encode=by_word):
 
 
 def parts(sample) -> tuple[str, str]:
-    """The solved example, and the text that is asked about."""
+    """Return the solved example, and the text that is asked about."""
     _, example, asked = sample.context.split(INSTRUCTION)
     return example, asked
 
@@ -44,7 +44,7 @@ def test_the_example_is_solved_shares_nothing_and_is_short():
         assert asked.count(".") > example.count(".")
 
 
-def test_gaps_are_random():
+def test_statements_are_spread_at_random_depths_in_order():
     depths = [sample.meta["depths"] for sample in (draw(index) for index in range(40))]
     assert all(some == sorted(some) for some in depths)
     assert min(some[0] for some in depths) < 0.02

@@ -28,7 +28,7 @@ def test_no_word_of_the_lists_contains_another():
     assert not [(one, other) for one in words for other in words if one != other and one in other]
 
 
-def test_words_go_on_and_never_come_twice():
+def test_the_stream_of_words_never_ends_or_repeats():
     for seed in range(2):
         words = list(islice(word_stream(np.random.default_rng(seed)), 4_000))
         assert len(set(words)) == len(words)

@@ -99,7 +99,7 @@ def test_every_question_of_a_batch_is_about_its_context(tokenizer: Tokenizer, st
 
 
 @pytest.mark.parametrize("shape", [stage.shape for stage in CURRICULUM] + [shape for _, shape in FINAL_SHAPES])
-def test_every_shape_can_be_drawn(tokenizer: Tokenizer, shape: BatchShape) -> None:
+def test_a_batch_of_every_shape_can_be_drawn(tokenizer: Tokenizer, shape: BatchShape) -> None:
     for step in range(4):
         batch = draw_batch(Texts(tokenizer), shape, seed=0, step=step)
         assert batch.ids.shape[0] == shape.rows
@@ -176,7 +176,7 @@ def test_model_card_names_the_shipped_weights() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_shipped_model_answers(shipped: SmallLlama, tokenizer: Tokenizer, name: str) -> None:
+def test_shipped_model_answers_97_percent_of_every_task(shipped: SmallLlama, tokenizer: Tokenizer, name: str) -> None:
     found = scores(shipped, tokenizer, task(name), target_tokens=512, samples=16, seed=11)
     assert sum(found) / len(found) >= 0.97
 

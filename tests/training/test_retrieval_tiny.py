@@ -150,7 +150,7 @@ def test_tokenizer_marks_unknown_words(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_shipped_model_retrieves(shipped: SmallLlama, placement: Placement) -> None:
+def test_shipped_model_retrieves_97_percent_at_every_placement(shipped: SmallLlama, placement: Placement) -> None:
     rate = exact_match(shipped, context_tokens=256, pairs=32, samples=64, seed=11, placement=placement)
     assert rate >= 0.97
 

@@ -89,7 +89,7 @@ def test_the_whole_cache_has_no_budget_and_is_refused_where_it_does_not_fit():
     assert found.refused == {"full": "a row takes 400 B, and 100 B are given"}
 
 
-def test_what_reads_a_part_may_store_more_than_the_whole_cache():
+def test_policies_that_read_a_part_may_store_more_than_the_whole_cache():
     found = candidates(["hybrid", "tova"], lambda one: 2 * (one.token_budget or 500), 10_000, 512)
     assert {str(item): item.row_bytes for item in found.fitting} == {
         "tova 160": 320, "tova 352": 704, "hybrid 256": 512, "hybrid 512": 1024,
@@ -113,14 +113,14 @@ def test_halving_keeps_the_best_and_what_is_smaller_and_not_worse():
     assert found.dropped == {same: good, bad: good}
 
 
-def test_few_prompts_tell_nothing_apart():
+def test_too_few_prompts_distinguish_no_candidates():
     qualities = Qualities({one("a", 1): [1.0] * (FEWEST - 1), one("b", 2): [0.0] * (FEWEST - 1)})
     assert not qualities.worse(one("b", 2), one("a", 1))
     with pytest.raises(ValueError, match="the same prompts"):
         Qualities({"a": [1.0], "b": []})
 
 
-def test_the_smallest_that_cannot_be_told_apart_is_recommended():
+def test_the_smallest_candidate_as_good_as_the_best_is_recommended():
     large, small, tiny = one("large", 30), one("small", 10), one("tiny", 2)
     base = noisy(0.8)
     qualities = Qualities({large: base, small: [v - 0.01 * (-1) ** i for i, v in enumerate(base)], tiny: noisy(0.4)})
@@ -133,7 +133,7 @@ def test_the_smallest_that_cannot_be_told_apart_is_recommended():
     assert front(qualities) in ([tiny, small], [tiny, small, large])
 
 
-def test_that_nothing_is_good_enough_is_found():
+def test_a_recommendation_says_if_no_candidate_is_good_enough():
     qualities = Qualities({one("tiny", 2): noisy(0.4)})
     assert not recommend(qualities, whole=noisy(0.8)).good_enough
     assert recommend(qualities, whole=noisy(0.8), allowed_loss=0.5).good_enough
@@ -160,7 +160,7 @@ def test_a_choice_is_never_dominated(rows):
     assert ordered[0] in narrowed(qualities).stayed or qualities.worse(ordered[0], found.best)
 
 
-def test_a_choice_is_looked_at_on_the_other_half():
+def test_a_choice_on_one_half_is_checked_on_the_other():
     base, luck = noisy(0.8), [0.5 * (place % 2) for place in range(40)]
     good, lucky = one("good", 10), one("lucky", 9)
     qualities = Qualities({good: base, lucky: [value - 0.25 + part for value, part in zip(base, luck, strict=True)]})

@@ -126,7 +126,7 @@ def test_bytes_are_those_of_the_engine_that_its_build_file_makes(tuned, tmp_path
         assert engine.parameters == found.chosen_model.resolved(best.variant, found.room).parameters
 
 
-def test_files_say_the_same(tuned):
+def test_json_csv_and_page_have_the_same_candidates(tuned):
     found, asked = tuned
     folder = Path(asked.directory)
     document = json.loads((folder / "tune.json").read_text())
@@ -192,7 +192,7 @@ def test_steps_are_measured_here_and_slow_ones_left_out(tmp_path, capsys):
     assert found["findings"][0].endswith(" KiB a row."), "no sum over one row"
 
 
-def test_that_no_policy_is_good_enough_is_exit_code_1_and_no_build_file(tmp_path, capsys):
+def test_no_good_enough_policy_exits_1_without_a_build_file(tmp_path, capsys):
     data = written(tmp_path / "own.jsonl", lines(PROMPTS, answers=True))
     arguments = ["tune", "--model", MODEL, "--data", str(data), "--memory", "60KiB", "--rows", "1", "--gpu", "h200"]
     arguments += ["--policies", "streaming-llm", "--formats", "auto", "-o", str(tmp_path / "out")]
@@ -225,7 +225,7 @@ def test_a_run_that_is_ended_keeps_its_answers_and_goes_on(tmp_path):
     assert json.loads((tmp_path / "out" / "tune.json").read_text())["finished"]
 
 
-def test_time_that_is_over_gives_what_is_known(tmp_path):
+def test_a_run_out_of_time_gives_no_recommendation(tmp_path):
     data = written(tmp_path / "own.jsonl", lines(PROMPTS, answers=True))
     asked = TuneRequest(
         data=data, memory=1 << 20, minutes=1e-6, policies=["tova"], gpu="h100", directory=tmp_path / "out"
@@ -254,7 +254,7 @@ def test_time_that_is_over_gives_what_is_known(tmp_path):
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
 )
-def test_a_request_that_cannot_be_right_is_one_line(change, message, tmp_path):
+def test_an_impossible_request_is_refused_in_one_line(change, message, tmp_path):
     data = written(tmp_path / "own.jsonl", lines(2, answers=True))
     asked = replace(TuneRequest(data=data, memory=1 << 20, rows=8, directory=tmp_path / "out"), **change)
     with pytest.raises(InputError) as caught:
@@ -278,7 +278,7 @@ def test_a_request_that_cannot_be_right_is_one_line(change, message, tmp_path):
         ),
     ],
 )
-def test_a_file_that_cannot_be_right_is_one_line(content, message, tmp_path, capsys):
+def test_an_invalid_data_file_is_refused_in_one_line(content, message, tmp_path, capsys):
     (tmp_path / "own.jsonl").write_text(content)
     arguments = ["tune", "--model", MODEL, "--data", str(tmp_path / "own.jsonl"), "--memory", "1MiB"]
     assert run([*arguments, "-o", str(tmp_path / "out")]) == 2
@@ -298,7 +298,7 @@ def test_a_prompt_longer_than_the_model_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("size", ["", "much", "0", "-1GiB", "1 parsec"])
-def test_a_memory_that_is_no_size_is_wrong_usage(size, capsys):
+def test_an_invalid_memory_size_is_wrong_usage(size, capsys):
     assert run(["tune", "--model", MODEL, "--data", "x", "--memory", size, "-o", "y"]) == 2
     assert "is not a size such as 2GiB" in capsys.readouterr().err
 
@@ -315,7 +315,7 @@ def test_prompts_are_shuffled_alike_and_every_set_has_its_share(tmp_path):
     assert len(groups_of(prompts, 160, "plain")) == 2
 
 
-def test_the_build_of_a_candidate_has_what_the_user_named():
+def test_the_build_of_a_candidate_has_its_settings():
     chosen = choose(MODEL)
     from kvc_trt.accuracy.answerers.model_under_test import Room
 

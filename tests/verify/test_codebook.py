@@ -21,7 +21,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 @given(form=forms, size=sizes, tokens=st.integers(1, 9), seed=st.integers(0, 99))
-def test_what_is_stored_is_found_again(form, size, tokens, seed):
+def test_codes_of_stored_vectors_are_found_by_their_values(form, size, tokens, seed):
     exact = normal(seed, 2, tokens, size)
     book = Codebook(form, size)
     read = book.store(exact)

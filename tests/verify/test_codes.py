@@ -103,7 +103,7 @@ def test_a_head_size_whose_root_is_no_power_of_two_equals_the_dense_twin(make_en
     assert report.passed, report.failures
 
 
-def test_caches_without_a_format_have_no_such_rung(make_engine, parameters_for):
+def test_caches_without_a_format_have_no_codes_rung(make_engine, parameters_for):
     engine = make_engine(parameters_for("full"))
     assert "codes" not in [rung.name for rung in verify(engine, steps=2).rungs]
     report = verify(engine, level="codes", steps=2)
@@ -283,7 +283,7 @@ class TestFollowedCodes:
         assert np.isnan(followed.off.worst[0])
 
 
-def test_an_executor_that_shows_nothing_leaves_the_reference_to_itself(make_engine, parameters_for):
+def test_an_executor_that_shows_no_blocks_gives_no_stored_tokens(make_engine, parameters_for):
     engine = make_engine(parameters_for("full", kv_cache="int8"))
     target = harness_for(engine, RunOptions(threads=1))
     target.stored_blocks = lambda graph: []

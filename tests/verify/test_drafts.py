@@ -43,7 +43,7 @@ def failed(engine, **options):
 @pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_honest_engine_passes(policy, make_engine, parameters_for):
+def test_drafts_of_an_honest_engine_pass(policy, make_engine, parameters_for):
     engine = make_engine(parameters_for(policy), drafts=TOKENS)
     found = drafts_of(engine)
     assert (READ in found) == engine.parameters.reads_a_part
@@ -61,7 +61,7 @@ def test_every_place_of_a_draft_is_judged(make_engine, parameters_for):
     assert found[READ].sample == f"{rows * caches * engine.model.num_key_value_heads * kept} lists"
 
 
-def test_torch_is_judged_by_its_logits(make_engine, parameters_for):
+def test_drafts_in_torch_are_judged_by_logits_alone(make_engine, parameters_for):
     found = drafts_of(make_engine(parameters_for("rocketkv"), drafts=TOKENS), "torch")
     assert found.keys() == {ERROR, LEFT}
     assert all(check.passed for check in found.values()), found
@@ -97,7 +97,7 @@ def test_a_wrong_draft_graph_is_caught(edit, make_engine, parameters_for):
     assert failed(engine)
 
 
-def test_another_selection_is_caught_where_it_reads(make_engine, parameters_for):
+def test_a_wrong_selection_is_caught_by_the_tokens_read(make_engine, parameters_for):
     claimed = parameters_for("rocketkv")
 
     def edit(name, graph):

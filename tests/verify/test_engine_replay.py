@@ -39,7 +39,7 @@ def test_an_honest_answer_is_confirmed(policy, weights, proving):
 
 
 @pytest.mark.parametrize("policy", WITHOUT_PROOFS)
-def test_a_policy_without_proofs_says_why(policy, proving):
+def test_a_policy_without_proofs_gives_its_reason(policy, proving):
     with pytest.raises(InputError, match=WITHOUT_PROOFS[policy]):
         proving(policy).session()
 
@@ -60,7 +60,7 @@ def test_a_changed_list_is_named_and_not_confirmed(policy, weights, kind, provin
 
 
 def with_pages(lists, page_size):
-    """The lists with the first page of the first head in place of its neighbour, or the reverse."""
+    """Return the lists with the first page of the first head in place of its neighbour, or the reverse."""
     other, pages = lists.copy(), np.unique(lists[0] // page_size)
     left = np.setdiff1d(np.arange(pages[-1]), pages)
     chosen = np.sort([*pages[1:], left[len(left) // 2]])
@@ -124,7 +124,7 @@ def test_rows_of_a_batch_are_confirmed_by_a_run_of_each_alone(coarse):
     assert all(coarse.replay(output.kv_proof).passed for output in outputs)
 
 
-def test_an_engine_that_cannot_run_here_is_no_proof_against_anybody(coarse, monkeypatch):
+def test_an_engine_that_cannot_run_here_refutes_no_proof(coarse, monkeypatch):
     proof = proof_from(coarse, max_new_tokens=12)
     assert coarse.replay(proof).equal < coarse.replay(proof).lists, "there is something to decide"
 

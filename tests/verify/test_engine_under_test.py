@@ -69,14 +69,14 @@ def test_lists_read_are_judged_on_the_scores_they_were_chosen_by(tested):
 
 
 @SELECTING
-def test_nothing_is_forced_where_lists_are_hidden(tested):
+def test_no_choice_is_forced_where_read_tokens_are_hidden(tested):
     read = dict(tested.observed.read)
     del read[max(read)]
     assert tested.forced(read, tested.observed.inputs).explained is None
 
 
 @pytest.mark.parametrize("tested", ["rocketkv"], indirect=True)
-def test_nothing_is_forced_where_it_is_hidden_what_a_prompt_keeps(tested):
+def test_no_choice_is_forced_where_kept_tokens_are_hidden(tested):
     assert tested.forced_choices.rows == ()
     del tested.observed.kept[0]
     assert tested._choices(tested.reference_run, tested.observed.kept, tested.observed.read) is None
@@ -102,7 +102,7 @@ class TestCachesInAFormat:
         assert "the observed run is judged" in stored.findings[0]
 
     def test_a_code_that_is_not_the_engines_own_moves_the_reference(self, stored):
-        """What the engine stored is what the reference reads, though its own key is another."""
+        """The reference reads what the engine stored, though its own key is another."""
         before = stored.reference_run.logits.copy()
         table, _ = stored.observed.tokens.tables[1]
         table.parts[0][0] ^= 0x11

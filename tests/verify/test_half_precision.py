@@ -16,7 +16,7 @@ from kvc_trt.verify.ladder import verify
     [("rocketkv", 64), ("rocketkv-mt", 256), ("hybrid", 256), ("sparq", 128), ("expected-attention-hybrid", 64),
      *(pytest.param(name, 128, marks=pytest.mark.exhaustive) for name in ("rocketkv", "expected-attention-hybrid"))],
 )  # fmt: skip
-def test_an_honest_engine_passes(policy, budget, tmp_path, capsys):
+def test_an_honest_fp16_engine_passes(policy, budget, tmp_path, capsys):
     path = tmp_path / "engine"
     settings = ["--model", "retrieval-tiny", "--weights", "fp16", "--policy", policy, "--token-budget", str(budget)]
     assert run(["build", *settings, "--no-verify", "-o", str(path)]) == 0

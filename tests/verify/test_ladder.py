@@ -59,7 +59,7 @@ def test_skipped_layers_stay_dense(make_engine, parameters_for):
     assert {layer["layer"] for layer in rung(report, "activity").layers} == {1}
 
 
-def test_an_engine_that_cannot_evict_at_its_size_says_so(make_engine, parameters_for):
+def test_an_engine_too_small_to_evict_is_reported(make_engine, parameters_for):
     report = verify(make_engine(parameters_for(token_budget=512)), steps=3)
     assert report.passed, report.failures
     activity = rung(report, "activity")
@@ -174,7 +174,7 @@ def test_retrieval_alone_on_an_engine_without_the_task_does_not_pass(make_engine
 
 
 @pytest.mark.parametrize("wrong", [{"level": "deep"}, {"steps": 0}, {"steps": 1000}, {"samples": -1}])
-def test_wrong_requests_are_refused(wrong, make_engine, parameters_for):
+def test_invalid_levels_steps_and_samples_are_refused(wrong, make_engine, parameters_for):
     with pytest.raises(InputError):
         verify(make_engine(parameters_for()), **wrong)
 

@@ -16,7 +16,7 @@ from tests.near_ties import compare_compaction, compare_selection
 
 
 def golden_prompt() -> tuple[np.ndarray, np.ndarray]:
-    """Two heads, twelve keys; positions 7 and 8 have equal exact sums, which float32 may order either way."""
+    """Return two heads, twelve keys; positions 7 and 8 have equal exact sums, which float32 may order either way."""
     keys = np.zeros((1, 1, 12, 2), np.float32)
     for position, key in {1: (3, 0), 4: (0, 3), 7: (2, 0), 8: (0, 2)}.items():
         keys[0, 0, position] = key
@@ -38,7 +38,7 @@ def test_prompt_scores_are_the_golden_ones():
     assert scores.pooled[6:] == pytest.approx([0.373279] * 4, abs=1e-6)
 
 
-def test_equal_lists_are_no_near_tie():
+def test_equal_lists_are_not_counted_as_near_ties():
     result = compare_golden([*range(8), 10, 11])
     assert (result.compared, result.near_ties, result.wrong) == (1, 0, ())
 
@@ -116,7 +116,7 @@ def test_wrong_selection_is_refused(read: list[int], reason: str):
     ],
 )
 def test_last_tokens_do_not_compete(read: list[int], reason: str):
-    """Of the others page 1 is the best, and the token of it that is read in any case takes no place of theirs."""
+    """Among the others page 1 is the best, and its token that is read in any case takes no place of theirs."""
     query, keys = golden_step()
     lists = (np.array([[[3, 4, 5, 6]]], np.int32), np.array([[read]], np.int32))
     found = compare_selection(query, keys, np.array([7]), *lists, page_size=3, top_r=2, recent=2)
@@ -167,7 +167,7 @@ def test_a_channel_near_tie_is_followed():
     page_size=st.integers(1, 5),
     length=st.integers(9, 40),
 )
-def test_the_exact_choice_passes_and_its_worst_swap_fails(seed: int, group: int, page_size: int, length: int):
+def test_the_exact_choice_passes_and_its_worst_swap_is_refused(seed: int, group: int, page_size: int, length: int):
     rng = np.random.default_rng(seed)
     query = rng.standard_normal((1, group, 8)).astype(np.float32)
     keys = rng.standard_normal((1, 1, length, 8)).astype(np.float32)
@@ -216,7 +216,7 @@ def cut(value: float, exponent: int) -> float:
 
 
 def tensor_core_sum(products: np.ndarray, at_a_time: int) -> float:
-    """The sum as tensor cores without extra bits make it, in exact arithmetic on doubles."""
+    """Return the sum as tensor cores without extra bits make it, in exact arithmetic on doubles."""
     total = 0.0
     for first in range(0, len(products), at_a_time):
         terms = [total, *products[first : first + at_a_time].tolist()]

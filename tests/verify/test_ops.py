@@ -101,7 +101,7 @@ def test_every_output_of_a_methods_own_operators_is_checked(policy, make_engine,
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("policy", ["full", "hybrid", "quest", "sparq", "rocketkv"])
-def test_engines_of_longer_caches_than_cases_usually_have(policy, together, make_engine, parameters_for, monkeypatch):
+def test_operators_of_long_caches_are_checked(policy, together, make_engine, parameters_for, monkeypatch):
     """The bodies of steps that choose contain the number of slots; rows of long caches get a case each."""
     monkeypatch.setattr(inputs, "_MOST_SLOTS", 40)
     monkeypatch.setattr(inputs, "_MOST_ELEMENTS", 1 << 26 if together else 1)

@@ -34,7 +34,7 @@ def honest(engine):
 
 
 def resealed(proof, **changes):
-    """A changed proof whose digests of tokens and root were made again, by somebody who knows the format."""
+    """Return a changed proof whose digests of tokens and root were made again, by somebody who knows the format."""
     changed = dataclasses.replace(proof, **changes)
     prompt = prompt_digest(changed.prompt_token_ids)
     answer = answer_digest(changed.continuation_token_ids, changed.answer_token_ids)
@@ -43,7 +43,7 @@ def resealed(proof, **changes):
 
 
 def with_lists(proof, cache, step, lists):
-    """The proof with other lists of a cache at a step, their digest, and a new root."""
+    """Return the proof with other lists of a cache at a step, their digest, and a new root."""
     data = encode(lists)
     digest, (record, *_) = digest_at(cache, step, data), [one for one in proof.caches if one.cache == cache]
     if step == 0:
@@ -66,7 +66,7 @@ def lists_at(proof, cache, step):
 
 
 def swapped(lists, available):
-    """The lists with one token of the first head in place of another."""
+    """Return the lists with one token of the first head in place of another."""
     other = lists.copy()
     missing = np.setdiff1d(np.arange(available), lists[0])
     row = np.sort(np.append(lists[0][1:], missing[len(missing) // 2]))
@@ -129,7 +129,7 @@ class TestChanged:
     """Each with digests alone and, where it has lists, with lists."""
 
     @pytest.mark.parametrize(("cache", "step"), [(0, 0), (1, 0), (0, 3), (1, ANSWER - 1)])
-    def test_lists(self, cache, step, engine, honest):
+    def test_a_swapped_list_fails_replay(self, cache, step, engine, honest):
         available = 200 if step == 0 else 123 + step
         changed = with_lists(honest, cache, step, swapped(lists_at(honest, cache, step), available))
         assert list(changed.problems()) == []
@@ -142,7 +142,7 @@ class TestChanged:
         assert digests.differences[0].startswith(f"cache {cache}, step {step}: neither the reference nor the engine")
         assert "a proof with lists can" in digests.differences[0]
 
-    def test_a_digest(self, engine, honest):
+    def test_a_changed_digest_is_named_by_cache_and_step(self, engine, honest):
         proof = only_digests(honest)
         first, second = proof.caches
         read = (*first.read[:2], bytes(32), *first.read[3:])
@@ -153,19 +153,19 @@ class TestChanged:
         again = engine.replay(resealed(changed))
         assert (again.passed, again.problems, again.differences) == (False, (), report.differences)
 
-    def test_a_digest_beside_its_lists(self, engine, honest):
+    def test_a_digest_that_is_not_that_of_its_lists_is_named(self, engine, honest):
         first, second = honest.caches
         changed = dataclasses.replace(honest, caches=(first, dataclasses.replace(second, kept=bytes(32))))
         report = engine.replay(changed)
         assert "cache 1, step 0: the lists are not those of the digest" in report.problems
 
-    def test_steps_in_another_order(self, engine, honest):
+    def test_swapped_steps_are_named(self, engine, honest):
         first, second = only_digests(honest).caches
         changed = dataclasses.replace(first, read=(first.read[1], first.read[0], *first.read[2:]))
         report = engine.replay(resealed(only_digests(honest), caches=(changed, second)))
         assert report.differences[0].startswith("cache 0, step 1: ")
 
-    def test_tokens(self, engine, honest):
+    def test_changed_tokens_fail_replay(self, engine, honest):
         prompt = (*honest.prompt_token_ids[:150], 41, *honest.prompt_token_ids[151:])
         changed = dataclasses.replace(honest, prompt_token_ids=prompt)
         assert "prompt_token_ids are not those" in engine.replay(changed).problems[0]
@@ -176,12 +176,12 @@ class TestChanged:
         report = engine.replay(resealed(honest, answer_token_ids=answer))
         assert report.problems[0].startswith("cache 0, step 2: ")
 
-    def test_the_root(self, engine, honest):
+    def test_a_changed_root_fails_replay(self, engine, honest):
         report = engine.replay(dataclasses.replace(honest, root="0" * 64))
         assert report.problems == ("the root is not that of engine, policy, tokens and digests",)
         assert report.equal == report.lists
 
-    def test_the_engine(self, engine, honest):
+    def test_a_proof_of_another_engine_is_reported(self, engine, honest):
         made_by = dataclasses.replace(honest.made_by, engine="0" * 64)
         assert "the root" in engine.replay(dataclasses.replace(honest, made_by=made_by)).problems[0]
         report = engine.replay(resealed(honest, made_by=made_by))
@@ -190,19 +190,19 @@ class TestChanged:
         assert "another engine of the same weights and policy answered" in report.as_text()
 
     @pytest.mark.parametrize("name", ["policy", "model", "weights"])
-    def test_policy_model_and_weights(self, name, engine, honest):
+    def test_a_proof_of_another_policy_model_or_weights_is_refused(self, name, engine, honest):
         made_by = dataclasses.replace(honest.made_by, **{name: "0" * 64})
         with pytest.raises(InputError, match=f"of another engine .*: its {name} digest is 000000000000, expected "):
             engine.replay(resealed(honest, made_by=made_by))
 
-    def test_a_cache_that_is_left_out(self, engine, honest):
+    def test_a_proof_without_one_of_the_caches_is_refused(self, engine, honest):
         with pytest.raises(InputError, match="do not say what cache 1 keeps"):
             engine.replay(resealed(honest, caches=honest.caches[:1]))
         bare = tuple(dataclasses.replace(one, read=(), read_lists=()) for one in honest.caches)
         with pytest.raises(InputError, match="do not say what steps read of cache 0"):
             engine.replay(resealed(honest, caches=bare))
 
-    def test_a_cache_that_there_is_not(self, engine, honest):
+    def test_a_proof_with_an_unknown_cache_is_refused(self, engine, honest):
         other = dataclasses.replace(honest.caches[1], cache=2)
         with pytest.raises(InputError, match="cache 2 is none of the engine's 2"):
             engine.replay(resealed(honest, caches=(*honest.caches, other)))
@@ -225,7 +225,7 @@ class TestChanged:
             (np.tile(np.arange(123)[::-1], (2, 1)), "does not ascend"),
         ],
     )
-    def test_lists_that_cannot_be(self, lists, problem, engine, honest):
+    def test_impossible_lists_are_named_by_cache_and_step(self, lists, problem, engine, honest):
         report = engine.replay(with_lists(honest, 0, 0, lists))
         assert report.problems[0].startswith("cache 0, step 0")
         assert problem in report.problems[0]
@@ -284,7 +284,7 @@ def test_policies_without_a_proof_say_why(policy, reason, proving):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_real_model(smollm2_gguf, tmp_path):
+def test_a_proof_of_a_real_model_is_true(smollm2_gguf, tmp_path):
     directory = tmp_path / "engine"
     build(
         "smollm2-135m-instruct", checkpoint=str(smollm2_gguf), policy="rocketkv", token_budget=128,

@@ -12,7 +12,7 @@ ATTRIBUTES = {"in_features": 128, "out_features": 40, "bits": 4, "block": 32}
 
 
 def linear(damage=0.0, levels=127):
-    """The linear operator in numpy, with an input of fewer levels or one damaged output."""
+    """Return the linear operator in numpy, with an input of fewer levels or one damaged output."""
 
     def run(x, packed, scales):
         steps = np.abs(x).reshape(len(x), -1, 32).max(axis=2).repeat(32, axis=1) / levels
@@ -42,5 +42,5 @@ def test_the_operators_pass_as_defined(operator):
     [linear(damage=20.0), linear(damage=np.nan), linear(levels=15), rows(damage=1e-3), rows(damage=np.nan)],
     ids=["off", "NaN", "too few levels", "row off", "row NaN"],
 )
-def test_damage_fails(operator):
+def test_a_damaged_quantised_operator_fails_its_check(operator):
     assert [check.passed for check in check_quantised(operator, 0)] == [False]

@@ -49,7 +49,7 @@ def test_an_overflow_of_float16_names_the_matrix_whose_product_it_is(scaled, mak
     json.dumps(report.to_json(), allow_nan=False)
 
 
-def test_the_same_weights_fit_float32(scaled, make_engine, parameters_for):
+def test_weights_that_overflow_float16_pass_in_float32(scaled, make_engine, parameters_for):
     scaled(DOWN, 3e5)
     report = verified(make_engine, parameters_for())
     assert report.passed, report.failures
@@ -86,14 +86,14 @@ def test_denormal_and_zero_weights_pass(scaled, make_engine, parameters_for, wei
         ("float32", [float("nan"), float("inf")], "it holds NaN"),
     ],
 )
-def test_the_range_of_a_type(activations, values, expected):
+def test_numbers_beyond_the_range_of_a_type_are_named(activations, values, expected):
     ranges = Ranges(activations)
     ranges.measure("x", torch.tensor([0.0]))
     ranges.measure("y", torch.tensor(values))
     assert ranges.first == (f"the first is y: {expected}" if expected else "")
 
 
-def test_the_first_tensor_stays_the_first():
+def test_the_first_tensor_out_of_range_stays_the_one_named():
     ranges = Ranges("float16")
     for name, value in (("x", 1e5), ("y", 1e6), ("x", 1e7)):
         ranges.measure(name, torch.tensor([value]))

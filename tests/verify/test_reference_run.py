@@ -66,7 +66,7 @@ def test_the_reference_run_equals_prefill_and_decode(forced):
     indirect=True,
 )
 def test_replaying_its_own_choices_changes_nothing(forced):
-    """Of KV heads, of query heads that keep or read tokens for themselves, and where a layer chooses nothing."""
+    """Covers choices of KV heads, of query heads that keep or read for themselves, and layers that choose nothing."""
     run = reference_run(known(*forced))
     again = replay(known(*forced), run.choices, Judging(1.0))
     assert_close(again.logits, run.logits)

@@ -231,7 +231,7 @@ class TestCodes:
 
         return feed, side(key), side(other)
 
-    def test_what_follows_from_a_code_beside_an_edge_is_not_compared(self, judge, sides):
+    def test_tensors_that_follow_from_a_flipped_code_are_not_compared(self, judge, sides):
         feed, base, other = sides
         assert (base["k_cache_out.1"] != other["k_cache_out.1"]).sum() == 1
         assert judge._flipped(feed, base, other) == {"attended", "k_cache_out.1", "k_scale_out.1", "after"}
@@ -270,7 +270,7 @@ def test_an_engine_with_fp8_bounds_passes(tmp_path):
 
 
 @pytest.mark.slow
-def test_values_that_are_no_numbers_differ(engine, monkeypatch):
+def test_nan_differs_from_every_number(engine, monkeypatch):
     exposed = TorchExecutor.exposed
     broken = "attended.2"
     monkeypatch.setattr(
@@ -303,6 +303,6 @@ def test_wrong_usage_is_refused(arguments, message, engine, capfd):
     assert message in capfd.readouterr().err
 
 
-def test_a_directory_goes_with_this_level_alone(engine, tmp_path):
+def test_a_directory_with_another_level_is_refused(engine, tmp_path):
     with pytest.raises(InputError, match="directory goes with level tensors"):
         engine.verify("quick", directory=tmp_path)

@@ -106,7 +106,7 @@ def test_a_late_query_that_has_no_room_is_not_asked(tmp_path_factory: pytest.Tem
     assert "the engine has room for 16" in checks[-1].detail
 
 
-def test_prompts_too_short_for_a_needle_say_so(tmp_path_factory: pytest.TempPathFactory):
+def test_a_prompt_too_short_for_a_needle_is_reported(tmp_path_factory: pytest.TempPathFactory):
     engine = build(tmp_path_factory, "--max-output-len", "48", "--max-input-len", "20")
     report = verify(engine, level="retrieval", samples=1)
     assert "the shortest prompt has" in report.rungs[0].reason

@@ -35,7 +35,7 @@ def turns_of(engine, backend="onnxruntime", **changes):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_honest_engine_passes(policy, make_engine, parameters_for):
+def test_turns_of_an_honest_engine_pass(policy, make_engine, parameters_for):
     engine = make_engine(parameters_for(policy), turns=True)
     found = turns_of(engine)
     assert found["turns: max logit error"]
@@ -43,7 +43,7 @@ def test_an_honest_engine_passes(policy, make_engine, parameters_for):
     assert all(found.values())
 
 
-def test_the_logits_of_every_token_are_judged_where_there_are_some(make_engine, parameters_for):
+def test_logits_of_every_token_are_judged_if_the_engine_has_them(make_engine, parameters_for):
     claimed = parameters_for("rocketkv")
     assert all(turns_of(make_engine(claimed, turns=True, all_logits=True)).values())
 
@@ -73,7 +73,7 @@ def _shifted():
     ]  # fmt: skip
 
 
-def test_torch_is_judged_too(make_engine, parameters_for):
+def test_turns_in_torch_are_judged(make_engine, parameters_for):
     found = turns_of(make_engine(parameters_for("rocketkv"), turns=True), "torch")
     assert found == {"turns: max logit error": True, "turns: tokens kept": True}
 

@@ -42,7 +42,7 @@ def cases(policy, make_engine, parameters_for, edit=None):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_bodies_choose_rightly(policy, make_engine, parameters_for):
+def test_bodies_choose_by_the_rule_where_weights_underflow(policy, make_engine, parameters_for):
     for operator, case, rule in cases(policy, make_engine, parameters_for):
         outcome = run_case(operator, case, rule)
         assert outcome.indices.compared
@@ -50,7 +50,7 @@ def test_bodies_choose_rightly(policy, make_engine, parameters_for):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_bodies_that_flush_choose_rightly(policy, make_engine, parameters_for):
+def test_bodies_that_flush_choose_by_the_rule(policy, make_engine, parameters_for):
     """Such bodies choose otherwise than the reference. Values and the weights of kept tokens are compared too."""
     differ = 0
     for operator, case, rule in cases(policy, make_engine, parameters_for, flush):
@@ -156,7 +156,7 @@ EXCHANGED = {
 
 @pytest.mark.parametrize("edit", [None, flush], ids=["kept", "flushed"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_token_of_normal_weight_may_not_be_left(policy, edit, make_engine, parameters_for):
+def test_leaving_out_a_token_of_normal_weight_is_wrong(policy, edit, make_engine, parameters_for):
     """The token's weight is 1e-31: the least of all normal ones, and a million times what underflow may lose."""
     exchanged = set()
     for operator, case, rule in cases(policy, make_engine, parameters_for, edit):
@@ -235,7 +235,7 @@ def test_kv_heads_that_share_a_list_keep_the_same_tokens():
     assert compare_exactly(ExactList(0, found, (right,), apart)).near_ties == 1
 
 
-def test_scores_that_are_no_numbers_are_explained_by_nothing():
+def test_nan_scores_explain_no_difference():
     ranked = entries([0.0, -95.0, -99.0, -90.0, -91.0])
     ranked.keys[:, 2] = np.nan
     assert judged(ranked, [0, 3, 4], [0, 1, 4]).wrong
@@ -248,7 +248,7 @@ def test_tokens_that_always_stay_must_be_listed():
 
 
 def plateau(logits: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """A window of one query and keys with these logits, the last of them the window's own."""
+    """Return a window of one query and keys with these logits, the last of them the window's own."""
     ranked = entries(logits, 1)
     return ranked.queries[None], ranked.keys[None]
 

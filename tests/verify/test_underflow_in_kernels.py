@@ -38,7 +38,9 @@ class KernelOperator:
 
 
 @pytest.mark.parametrize("policy", ["rocketkv", "pyramidkv", "snapkv"])
-def test_kernels_choose_rightly(policy: str, emulation: KernelLibrary, make_engine, parameters_for) -> None:
+def test_kernels_choose_by_the_rule_where_weights_underflow(
+    policy: str, emulation: KernelLibrary, make_engine, parameters_for
+) -> None:
     engine = make_engine(parameters_for(policy, **POLICIES[policy]), turns=True)
     ran = set()
     for operator, case, rule in underflowing(harness_for(engine, RunOptions("onnxruntime", 1)).operators(), engine):

@@ -1,1 +1,1 @@
-"""What 8 and 4 bits cost beside what policies cost, at equal bytes."""
+"""The cost of 8 and 4 bits beside the cost of policies, at equal bytes."""

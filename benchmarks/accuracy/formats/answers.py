@@ -1,4 +1,4 @@
-"""What caches in every format answer, on the questions that policies are compared by.
+"""Answers from caches in every format, to the questions that policies are compared by.
 
     python -m benchmarks.accuracy.formats.answers [--checkpoint FILE.gguf] [--groups needles,keys] [--minutes 60]
 
@@ -49,7 +49,7 @@ class OneDraw(QuestionDraw):
     drawn: dict[QuestionGroup, DataSet] = field(default_factory=dict, compare=False)
 
     def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:
-        """All samples of a group."""
+        """Return all samples of a group."""
         if group not in self.drawn:
             self.drawn[group] = super().data_set(group, vocabulary)
         return self.drawn[group]

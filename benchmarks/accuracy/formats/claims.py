@@ -1,4 +1,4 @@
-"""What the figures of caches in formats allow to say: sentences that follow from them, whoever they favour."""
+"""Sentences that follow from the figures of caches in formats, whoever they favour."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORMATS = tuple(form for form in CACHE_FORMATS if form != AUTO)
 
 
 def costs(found: Formats) -> Iterator[str]:
-    """What each format costs beside fp32, and what speaks against it as the default."""
+    """Yield the cost of each format beside fp32, and the reasons against it as the default."""
     yield paragraph(
         "**What a format costs** beside the same cache in fp32: points, a mean over all methods and budgets for each "
         "of the n questions that all of them were asked, with 95 % intervals over these and two made-up ones, a gain "
@@ -93,7 +93,7 @@ def _verdict(found: Formats, form: str) -> str:
 
 
 def smallest(found: Formats) -> Iterator[str]:
-    """The smallest caches that still answer, group by group."""
+    """Yield the smallest caches that still answer, group by group."""
     yield paragraph(
         f"**The smallest caches that answer {100 * NEARLY:.0f} %** of what their side's whole cache answers, as do all "
         f"larger ones of the same method and format (at most {NAMED} of a side, of those asked {ENOUGH} questions; "
@@ -117,7 +117,7 @@ def smallest(found: Formats) -> Iterator[str]:
 
 
 def _wholes(found: Formats, group: Group) -> list[Answered]:
-    """The whole cache in fp32; in the formats it is one method of many."""
+    """Return the whole cache in fp32; in the formats it is one method of many."""
     whole = found.answered.full(group)
     return [] if whole is None else [whole]
 
@@ -166,7 +166,7 @@ def at_equal_bytes(found: Formats) -> Iterator[str]:
 
 
 Kept = Callable[[Answered, Answered], bool]
-"""Whether a cache (the second) is compared with the first."""
+"""A function that returns True if the second cache is compared with the first."""
 
 
 def _evicting(form: str, *, larger: bool) -> Kept:
@@ -179,7 +179,7 @@ def _evicting(form: str, *, larger: bool) -> Kept:
 
 
 def _record(found: Formats, form: str, kept: Kept) -> str:
-    """How often the whole cache in a format is better and worse than others, of all groups; empty if there are none."""
+    """Return how often the whole cache in a format is better and worse than others in all groups; "" without others."""
     better = worse = count = 0
     for group in found.groups:
         own = found.cell(group, BASELINE, form, None)

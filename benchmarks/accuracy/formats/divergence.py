@@ -1,4 +1,4 @@
-"""How far caches in every format diverge from the whole fp32 cache, along plain text that nobody asks about.
+"""The divergence of caches in every format from the whole fp32 cache, along plain text without a question.
 
     python -m benchmarks.accuracy.formats.divergence [--checkpoint FILE.gguf] [--lengths 2048,4096] [--minutes 60]
 
@@ -54,7 +54,7 @@ class Cache(NamedTuple):
 
     row_bytes: int
     logits: Sequence[NDArray[np.float32]]
-    """Of each text's tokens, [N,vocab]."""
+    """One array per text: the logits of its tokens, [N,vocab]."""
 
 
 def variants(method: str) -> list[Variant]:

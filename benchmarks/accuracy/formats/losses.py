@@ -1,4 +1,4 @@
-"""What a cache format costs in answers and in nats, with intervals, and whether it can be a default.
+"""The loss of a cache format in answers and in nats, with intervals, and the rule for a default format.
 
 The rule: in every group of questions the 95 % interval of the loss, question by question, excludes more than
 LARGEST_LOSS, and the mean divergence is at most LARGEST_DIVERGENCE. A group whose score is a likelihood has no points;
@@ -63,7 +63,7 @@ class Alone(NamedTuple):
     other: Answered
     gained: int
     lost: int
-    """Questions that are answered in one of the two only."""
+    """Counts of the questions that only the fp32 cache answers, or only this one."""
     worse: bool
     """True if chance does not explain the loss: exact sign test, Holm's correction over a group's comparisons."""
 
@@ -136,7 +136,7 @@ def against(found: Formats, form: str) -> Iterator[str]:
 
 
 def _losses(found: Formats, group: Group, form: str, loss: Loss) -> Iterator[str]:
-    """What of a group speaks against a format: of few questions what chance does not explain, of all what is open."""
+    """Yield the evidence of a group against a format: losses beyond chance; with enough questions, all not excluded."""
     decided = loss.count >= SAMPLES
     if in_nats(found, group):
         if loss.high > LARGEST_DIVERGENCE and (decided or loss.low > 0):

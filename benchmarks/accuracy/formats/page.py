@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measured(found: Formats) -> str:
-    """The part of the page between the marks."""
+    """Return the part of the page between the marks."""
     parts = [
         "## Claims", *costs(found), *at_equal_bytes(found), *smallest(found),
         "## Answers over the bytes of one sequence", plot(IMAGE, PAGE),
@@ -67,7 +67,7 @@ def measured(found: Formats) -> str:
 
 
 def overview(found: Formats) -> str:
-    """A row per method, budget and format, and for the peers' at the same budgets; a column per group of questions."""
+    """Return a row per method, budget and format, and for the peers' at the same budgets; a column per group."""
     groups, lengths = found.groups, found.lengths
     heads = ["cache", "MiB"]
     heads += [f"{group.short}, {'nats' if in_nats(found, group) else 'points'}" for group in groups]
@@ -91,7 +91,7 @@ def overview(found: Formats) -> str:
 
 
 def _peers(found: Formats) -> list[tuple[str, str, str]]:
-    """What others are shown at: presses at our budgets, OpenVINO wherever it was asked. The CSV file has all."""
+    """Return the points of other engines on the page: presses at our budgets, OpenVINO at all of its points."""
     points = [f"budget {budget}" for budget in answers.BUDGETS]
     cells = [cell for group in found.groups for cell in peers(found, group)]
     shown = sorted(cells, key=lambda cell: ((KVPRESS, OPENVINO).index(cell.side), cell.method, cell.stored))

@@ -1,4 +1,4 @@
-"""What is known of caches in formats, read together: our answers, those of kvpress and OpenVINO, and divergences."""
+"""Everything recorded of caches in formats, read together: our answers, those of kvpress and OpenVINO, divergences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Divergences:
     from_whole: tuple[float, ...]
     """Nats per token, by text: from the whole fp32 cache."""
     from_own: tuple[float, ...]
-    """From the same method's cache in fp32."""
+    """Divergence from the same method's fp32 cache."""
     equal: tuple[float, ...]
     """Share of the tokens for which the whole fp32 cache finds the same one most likely."""
 
@@ -61,7 +61,7 @@ class Formats:
         return self.answered.cell(OURS, group, in_format(method, form), point)
 
     def pairs(self, group: Group, form: str) -> Iterator[tuple[Answered, Answered]]:
-        """Every method and budget in fp32 and in a format, where both were asked."""
+        """Yield every method and budget in fp32 and in a format, where both were asked."""
         for method, budget in caches():
             own, other = (self.cell(group, method, one, budget) for one in ("auto", form))
             if own is not None and other is not None:
@@ -102,7 +102,7 @@ class Formats:
         return [(length, method) for length in self.lengths for method in METHODS if (length, method) in known]
 
     def divergences(self, length: int, method: str, form: str) -> Divergences:
-        """The figures of one cache along all texts of a length; none where it was not asked."""
+        """Return the figures of one cache along all texts of a length; none where it was not asked."""
         place, prompts = list(CACHE_FORMATS).index(form), self.diverged.get("prompts", ())
         found = [one["caches"][place] for one in prompts if (one["method"], one["length"]) == (method, length)]
         names = ("divergence", "divergence_from_own", "equal")

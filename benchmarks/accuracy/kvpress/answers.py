@@ -47,7 +47,7 @@ HELD_TOKENS = 6_500
 
 @dataclass(frozen=True)
 class Point:
-    """How much is kept of a prompt."""
+    """The number of tokens kept of a prompt, under a name."""
 
     label: str
     """budget 256, bytes of rocketkv 256, ratio 0.5, or full."""
@@ -56,7 +56,7 @@ class Point:
 
 
 def points_of(group: Mapping[str, Any], length: int, bytes_per_token: int) -> list[Point]:
-    """What is kept of a prompt of `length` tokens; budgets and bytes hold the answer too, as those of policies do."""
+    """Return the points for a prompt of `length` tokens; budgets and bytes hold the answer too, as for policies."""
     room = group["output_tokens"]
     found = [Point("full", length)]
     for budget, row_bytes in group["row_bytes"].items():
@@ -90,13 +90,13 @@ class Asked:
         row.done = complete or row.tokens[-1] in self._ends or len(row.tokens) >= self.room
 
     def score(self, row: Row) -> float:
-        """As our own bench scores the same task."""
+        """Return the score of a row's answer, computed as our own benchmark does for the same task."""
         assert self._rate is not None
         return self._rate(self._tokenizer.decode(row.tokens, skip_special_tokens=True), self.answers)
 
 
 def decoded(model: PreTrainedModel, asked: Asked, first: torch.Tensor, groups: Sequence[Rows]) -> list[float]:
-    """The score of every row, in the order of the groups: of an answer, or of the true continuation."""
+    """Return the score of every row, in the order of the groups: of an answer, or of the true continuation."""
     decoding = Decoding(model, groups, len(asked.prompt))
 
     def fed(tokens: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -128,7 +128,7 @@ def _surprise(logits: torch.Tensor, asked: Asked) -> float:
 
 @torch.inference_mode()
 def answered(model: PreTrainedModel, asked: Asked, points: Sequence[Point]) -> dict[tuple[str, int], float]:
-    """The score of every press at every number of tokens kept, after one prefill."""
+    """Return the score of every press at every number of tokens kept, after one prefill."""
     compressor, cache, length = Compressor(model), DynamicCache(), len(asked.prompt)
     with compressor.scoring():
         first = model(torch.tensor([asked.prompt]), past_key_values=cache, logits_to_keep=1).logits[:, -1]
@@ -146,7 +146,7 @@ def answered(model: PreTrainedModel, asked: Asked, points: Sequence[Point]) -> d
 
 
 def held_together(amounts: Sequence[int]) -> list[list[int]]:
-    """The amounts in groups of at most HELD_TOKENS, or of one."""
+    """Return the amounts in groups of at most HELD_TOKENS, or of one."""
     groups: list[list[int]] = []
     for amount in amounts:
         if not groups or sum(groups[-1]) + amount > HELD_TOKENS:
@@ -172,13 +172,13 @@ def main() -> None:
 
 
 def lines_path(asked: Mapping[str, Any]) -> Path:
-    """Where the answers of a checkpoint under this version of kvpress are kept."""
+    """Return the path of the file with the answers of a checkpoint under this version of kvpress."""
     name = f"kvpress-{metadata.version('kvpress')}-{asked['settings']['checkpoint'][:12]}.jsonl"
     return machine.ROOT / "build" / "accuracy" / name
 
 
 def lines_of(kept: Path) -> list[dict[str, Any]]:
-    """A line per answered question. The last one, where a run was ended while it wrote it, is removed from the file."""
+    """Return a line per answered question. A last line that an ended run did not finish is removed from the file."""
     content = kept.read_bytes() if kept.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
@@ -187,7 +187,7 @@ def lines_of(kept: Path) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> tuple[PreTrainedModel, Any]:
-    """The model in float32, with oneDNN's products, and its tokenizer."""
+    """Return the model in float32, with oneDNN's products, and its tokenizer."""
     directory, options = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options).eval()
     use_onednn(model)
@@ -230,7 +230,7 @@ def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def write_result(asked: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Path:
-    """A cell per group, press and point, its scores and what was kept of the prompts in the order of the questions."""
+    """Write a cell per group, press and point: its scores and the tokens kept, in the order of the questions."""
     cells: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in sorted(lines, key=lambda one: one["index"]):
         place = {name: line[name] for name in ("task", "mode", "length", "framing", "dataset")}

@@ -26,7 +26,7 @@ ADAKV = "adakv-snapkv"
 
 
 def ratio_for(kept: int, length: int) -> float:
-    """The compression ratio at which kvpress keeps so many tokens: it rounds down."""
+    """Return the compression ratio at which kvpress keeps so many tokens: it rounds down."""
     return max(0.0, 1 - (kept + 0.5) / length)
 
 
@@ -64,7 +64,7 @@ class Compressor:
                 hook.remove()
 
     def scorers(self, full: Layers, amount: int, room: int) -> Rows:
-        """What every scoring press keeps of the full cache, a row each, with room for as many tokens more."""
+        """Return a row for each scoring press: the tokens that it keeps of the full cache, and room for `room` more."""
         rows = Rows.empty([(name, amount) for name in SCORERS], amount, room, full)
         for layer, (keys, values) in enumerate(full):
             for row, name in enumerate(SCORERS):
@@ -73,7 +73,7 @@ class Compressor:
         return rows
 
     def masked(self, full: Layers, amount: int, room: int) -> Rows:
-        """The full cache and what AdaKV masks of it; masked keys are overwritten in place."""
+        """Return the full cache and what AdaKV masks of it; masked keys are overwritten in place."""
         import kvpress
 
         rows = whole_rows((ADAKV, amount), full, room)
@@ -87,7 +87,7 @@ class Compressor:
         return replace(rows, masks=masks)
 
     def _ready(self, name: str, layer: int, amount: int, length: int) -> Any:
-        """A press that keeps as many tokens, with the scores that it gave to a layer."""
+        """Return a press that keeps as many tokens, with the scores that it gave to a layer."""
         press = self._presses[name]
         press.compression_ratio = ratio_for(amount, length)
         if name not in SCORED_BY_AMOUNT:
@@ -96,7 +96,7 @@ class Compressor:
 
 
 def whole_rows(name: tuple[str, int], full: Layers, room: int) -> Rows:
-    """A row with the whole cache."""
+    """Return a row with the whole cache."""
     rows = Rows.empty([name], full[0][0].shape[2], room, full)
     for layer, (keys, values) in enumerate(full):
         rows.fill(0, layer, keys, values)

@@ -27,11 +27,11 @@ class Rows:
     """Caches of equal length, a row for each."""
 
     names: tuple[Any, ...]
-    """What each row is, for those who ask."""
+    """A name for each row, chosen by the caller."""
     kept: int
     """Tokens in the cache before anything is fed."""
     layers: Layers
-    """With room behind `kept` for all that is fed."""
+    """Keys and values of each layer, with room behind the first `kept` for all tokens that are fed."""
     masks: Sequence[Any] | None = None
     """AdaKV's indices per layer, of a single row."""
 
@@ -50,7 +50,7 @@ class Rows:
 
 @dataclass
 class _Part:
-    """What attention reads of one layer for one group of rows."""
+    """The part of one layer's cache that attention reads for one group of rows."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -58,7 +58,7 @@ class _Part:
 
 
 class RowsCache:
-    """What transformers' layers take for their cache: groups of rows, in the order of the batch."""
+    """A cache for transformers' layers: groups of rows, in the order of the batch."""
 
     def __init__(self, groups: Sequence[Rows]) -> None:
         self._groups, self.fed = groups, 0
@@ -80,7 +80,7 @@ class RowsCache:
 def _attention(
     module: Any, query: torch.Tensor, parts: list[_Part], _: None, mask: None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Each group of rows for itself, in the batch's order."""
+    """Attend with each group of rows by itself, in the batch's order."""
     found, first, new = [], 0, query.shape[2]
     for part in parts:
         last, length = first + part.keys.shape[0], part.keys.shape[2]
@@ -128,6 +128,6 @@ class Decoding:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The vocabulary's logits for hidden states [..., size]."""
+        """Return the vocabulary's logits for hidden states [..., size]."""
         logits: torch.Tensor = self._model.lm_head(hidden)
         return logits

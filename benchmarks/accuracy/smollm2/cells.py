@@ -56,7 +56,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Answered:
-    """What one method answered to a group's questions at one point."""
+    """The answers of one method to a group's questions at one point."""
 
     side: str
     """OURS or KVPRESS."""
@@ -69,7 +69,7 @@ class Answered:
     """Bytes of cache of one sequence, the answer included."""
     scores: tuple[float, ...]
     likelihood: bool
-    """Whether scores are negative log-likelihoods."""
+    """True if the scores are negative log-likelihoods."""
 
     @property
     def mean(self) -> Mean:
@@ -107,11 +107,11 @@ class Comparison:
         return self._by_place.get((side, group, method, point))
 
     def full(self, group: Group, side: str = OURS) -> Answered | None:
-        """The whole cache."""
+        """Return the whole cache."""
         return self.cell(side, group, BASELINE, BASELINE)
 
     def of(self, side: str, group: Group) -> list[Answered]:
-        """A side's cells of a group; the whole cache is left out, and what only tells why another cell is as it is."""
+        """Return a side's cells of a group, without the whole cache and the variants that only explain others."""
         aside = (BASELINE, *POOLS)
         return [one for one in self.cells if (one.side, one.group) == (side, group) and one.method not in aside]
 
@@ -121,13 +121,13 @@ class Comparison:
         return None if full is None or cell.likelihood else on_answered(cell.scores, full.scores)
 
     def lost(self, cell: Answered) -> Mean | None:
-        """The cell minus the same side's whole cache, question by question."""
+        """Return the cell minus the same side's whole cache, question by question."""
         full = self.full(cell.group, cell.side)
         return None if full is None else difference(cell.scores, full.scores)
 
 
 def methods(cells: Sequence[Answered]) -> list[str]:
-    """The methods of some cells, in their order."""
+    """Return the methods of some cells, in their order."""
     return list(dict.fromkeys(cell.method for cell in cells))
 
 

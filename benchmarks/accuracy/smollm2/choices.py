@@ -1,4 +1,4 @@
-"""Which policy and budget are good enough for which use, and the engines that docs/choosing.md shows.
+"""The policy and budget that are good enough for each use, and the engines that docs/choosing.md shows.
 
 A policy is taken for a use if it has the smallest rows of those that keep KEPT of what the whole cache answers, in
 every group of the use. Nothing here depends on who wins.
@@ -60,7 +60,7 @@ class Row:
 
     @classmethod
     def of(cls, variant: Variant, group: Group) -> Row:
-        """The row of an engine that a group's questions fit."""
+        """Return the row of an engine that a group's questions fit."""
         return cls(variant, group.length, LONGEST_ANSWERS[group.task])
 
     @property
@@ -82,25 +82,25 @@ class Row:
 
     @property
     def mebibytes(self) -> float:
-        """Of one sequence."""
+        """MiB of one sequence's cache."""
         return float(self.planned["cache"]["compressed_bytes_per_row"]) / MIB
 
 
 def taken(found: Comparison, groups: Sequence[Group]) -> Row:
-    """The row that is taken for a use, at the longest of its lengths."""
+    """Return the row that is taken for a use, at the longest of its lengths."""
     longest = max(groups, key=lambda group: group.length)
     return Row.of(choice(found, groups) or WHOLE, longest)
 
 
 def shown(found: Comparison) -> list[Row]:
-    """Every row that the page shows, and the whole cache of the same lengths, each once."""
+    """Return every row that the page shows, and the whole cache of the same lengths, each once."""
     beside = [Row.of(variant, group) for group in (ONE, LONG) for variant in SHOWN]
     chosen = [taken(found, groups) for groups in USES.values()]
     return list(dict.fromkeys([*beside, *(one for row in chosen for one in (row.whole, row))]))
 
 
 def choice(found: Comparison, groups: Sequence[Group]) -> Variant | None:
-    """The policy and budget with the smallest rows that is good enough in all groups; None if only the whole one is."""
+    """Return the policy and budget with the smallest rows that is good enough in all groups; None if none is."""
     methods = dict.fromkeys(
         (cell.method, cell.point) for cell in found.of(OURS, groups[0]) if len(cell.scores) == SAMPLES
     )
@@ -115,7 +115,7 @@ def choice(found: Comparison, groups: Sequence[Group]) -> Variant | None:
 
 
 def good_enough(found: Comparison, cell: Answered) -> bool:
-    """Whether a cell keeps what it has to."""
+    """Return True if a cell keeps enough of the whole cache's answers, or loses few enough nats."""
     kept, lost = found.on_answered(cell), found.lost(cell)
     if cell.likelihood:
         return lost is not None and lost.value <= NATS

@@ -46,12 +46,12 @@ def main() -> None:
 
 
 def timed() -> Steps:
-    """The steps that are committed."""
+    """Return the steps that are committed."""
     return Steps.read(store.recorded(steps.NAME, steps.COMMAND))
 
 
 def measured(found: Comparison, times: Steps) -> str:
-    """The part of the page between the marks."""
+    """Return the part of the page between the marks."""
     uses = table(
         ["use", "take", f"right of {SAMPLES}", "whole cache", "MiB", "whole cache", "step, ms", "whole cache",
          "times as fast"],
@@ -130,7 +130,7 @@ def _beside(found: Comparison, times: Steps) -> Iterator[list[str]]:
 
 
 def _cost(found: Comparison) -> str:
-    """What RocketKV costs at the least budget beside the others, in a sentence each."""
+    """Return the cost of RocketKV at the least budget beside the other policies, in a sentence for each."""
     budget = BUDGETS[0]
     said = [f"At a budget of {budget}, of the questions that the whole cache answers"]
     for policy in BESIDE:

@@ -1,4 +1,4 @@
-"""What the real model's accuracy allows to say: sentences that follow from the figures, whoever they favour."""
+"""Sentences that follow from the real model's accuracy, whoever they favour."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KINDS = {
 
 
 def kind_of(group: Group) -> str:
-    """The key of KINDS that a group belongs to."""
+    """Return the key of KINDS that a group belongs to."""
     return group.task if group.task in KINDS else group.mode
 
 
 def beside_others(found: Comparison) -> Iterator[str]:
-    """How often RocketKV is better or worse than each method, of all groups and budgets of a kind together."""
+    """Yield how often RocketKV is better or worse than each method, over all groups and budgets of a kind together."""
     asked = [group for group in found.groups if found.of(OURS, group)]
     for kind, heading in KINDS.items():
         groups = [group for group in asked if kind_of(group) == kind]
@@ -89,14 +89,14 @@ def _listed(found: Sequence[tuple[float, str, str]]) -> str:
 
 
 def _bytes(rows: Sequence[Compared]) -> str:
-    """How many of RocketKV's bytes the other stores, where these are not alike."""
+    """Return the other's bytes as a share of RocketKV's, in words; empty if they are equal."""
     shares = sorted(row.other.stored / row.mine.stored for row in rows if row.other is not None)
     said = span(f"{share:.2f}" for share in shares)
     return "" if said == "1.00" else f", with {said} of the bytes"
 
 
 def by_group(found: Comparison) -> Iterator[str]:
-    """What RocketKV keeps of the whole cache's answers, group by group, and the smallest caches that still answer."""
+    """Yield RocketKV's share of the whole cache's answers by group, and the smallest caches that still answer."""
     for group in found.groups:
         full = found.full(group)
         mine = [one for one in found.of(OURS, group) if one.method == ROCKETKV]
@@ -123,7 +123,7 @@ def _smallest_of(found: Comparison, group: Group, side: str) -> str:
 
 
 def smallest_stored(found: Comparison, points: Sequence[Answered]) -> int | None:
-    """Bytes of the smallest of a method's points that still answers, as all larger ones do.
+    """Return the bytes of the smallest of a method's points that still answers, as all larger ones do.
 
     Of points that store the same, one with a larger budget, which stands behind it, is the larger.
     """

@@ -23,7 +23,7 @@ TOKENS, BYTES, NO_MORE_BYTES = "equal token budget", "equal bytes", "no more byt
 
 Pair = tuple[Answered, Answered]
 Verdict = Literal["better", "equal", "worse", "too few"]
-"""Of the pair's first: on more questions, or equal as far as chance allows to say."""
+"""The verdict on a pair's first method; "equal" if chance explains the difference."""
 
 
 class Compared(NamedTuple):
@@ -39,11 +39,11 @@ class Compared(NamedTuple):
     verdict: Verdict | None
     """None where there is no other."""
     reason: str = ""
-    """Why there is none."""
+    """The reason why there is no other cell."""
 
 
 def verdicts(pairs: Sequence[Pair]) -> dict[Pair, Verdict]:
-    """A family of comparisons, its chances corrected for how many it has."""
+    """Return the verdicts of a family of comparisons, with chances corrected for their number."""
     enough = [pair for pair in dict.fromkeys(pairs) if min(len(one.scores) for one in pair) >= ENOUGH]
     chances = holm([sign_test(mine.scores, other.scores) for mine, other in enough])
     found: dict[Pair, Verdict] = dict.fromkeys(pairs, "too few")
@@ -58,7 +58,7 @@ def _direction(mine: Answered, other: Answered, chance: float) -> Verdict:
 
 
 def beside_presses(found: Comparison, group: Group) -> list[Compared]:
-    """Each press at the policy's token budget, and at as many bytes as RocketKV stores."""
+    """Return each press at the policy's token budget, and at as many bytes as RocketKV stores."""
     presses = methods(found.of(KVPRESS, group))
     compared = []
     for mine, point, alike in _points(found, group):
@@ -108,7 +108,7 @@ def _judged(compared: Sequence[Compared]) -> list[Compared]:
 
 
 def _absent(found: Comparison, group: Group, press: str, point: str) -> str:
-    """Why a press has no cell at a point."""
+    """Return the reason why a press has no cell at a point."""
     if press == ADAKV:
         return "frees no bytes"
     if found.cell(KVPRESS, group, BASELINE, point) is not None:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-"""Okabe and Ito's, told apart by every kind of colour vision."""
+"""The palette of Okabe and Ito, whose colours differ under every kind of colour vision."""
 _MARKERS = "os^DvPX<>h"
 _SAME = {"snapkv": "snapkv-gqa", "adakv-snapkv": "snapkv"}
-"""Presses and the policies that are most like them: they share a colour."""
+"""Presses, each with the policy that is most like it and whose colour it shares."""
 _NO_POLICY = Style("#009E73", "h", "-.")
-"""Of a press that is no policy, in a colour that no other press has."""
+"""The style of a press that is no policy, in a colour that no other press has."""
 
 
 def against_bytes(found: Comparison, group: Group) -> bytes:
@@ -38,7 +38,7 @@ def against_bytes(found: Comparison, group: Group) -> bytes:
 
 
 def _style(method: str) -> Style:
-    """By the method's place among our policies; one with settings of its own has its policy's colour."""
+    """Return the style of a method's place among our policies; a method with settings has its policy's colour."""
     names = [one for one in (*CLAIMED, *OTHERS) if ":" not in one]
     policy, changed, _ = method.partition(":")
     if policy not in names:
@@ -70,7 +70,7 @@ def _panel(axes: Axes, found: Comparison, side: str, group: Group) -> None:
 
 
 def _shown(found: Comparison, cell: Answered) -> tuple[float, float, float]:
-    """A value, and how far its error reaches below and above it: Wilson's interval, or one standard error."""
+    """Return a value, and how far its error reaches below and above it: Wilson's interval, or one standard error."""
     if cell.likelihood:
         lost = found.lost(cell)
         assert lost is not None

@@ -1,4 +1,4 @@
-"""What every policy costs in answers on a real chat model, SmolLM2-135M-Instruct, stage by stage.
+"""Accuracy of every policy on a real chat model, SmolLM2-135M-Instruct, stage by stage.
 
     python -m benchmarks.accuracy.smollm2.grid [--checkpoint FILE.gguf] [--stages needles,likelihood] [--minutes 60]
 
@@ -79,7 +79,7 @@ def _parsed() -> argparse.Namespace:
 def measured(
     model: PolicyEngines, names: Sequence[str], directory: Path, until: float | None
 ) -> tuple[dict[str, Any], list[Cell]]:
-    """The settings, and every cell that is known: of these stages, and of those that were measured before."""
+    """Return the settings, and every cell that is known: of these stages, and of those that were measured before."""
     settings = {**model.describe(), "samples": SAMPLES, "seed": SEED, "max_new_tokens": LONGEST_ANSWERS}
     progress = progress_on()
     with Results(directory / RESULTS_FILE, {**settings, "tasks_version": VERSION}) as results:
@@ -91,7 +91,7 @@ def measured(
 
 
 def write_result(settings: dict[str, Any], cells: Sequence[Cell], spent: dict[str, Any]) -> Path:
-    """The cells with the score of every question."""
+    """Write the cells with the score of every question."""
     head = {"machine": record_of(spent), "settings": settings, "spent": spent}
     return store.write_result(NAME, {**head, "cells": [compact(cell.to_json()) for cell in cells]})
 

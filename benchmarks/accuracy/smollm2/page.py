@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def recorded() -> Comparison:
-    """The results that are committed."""
+    """Return the results that are committed."""
     try:
         return read(store.recorded_path(grid.NAME), store.recorded_path(kvpress.NAME))
     except InputError as error:
@@ -52,22 +52,22 @@ def recorded() -> Comparison:
 
 
 def sidecars(found: Comparison) -> Mapping[Path, str]:
-    """What stands beside the page as CSV."""
+    """Return the CSV files beside the page, with their text."""
     return {CELLS: tables.cells(found), COMPARISONS: tables.comparisons(found)}
 
 
 def plotted(found: Comparison) -> list[Group]:
-    """The groups that a plot shows: those that policies were asked through the chat template."""
+    """Return the groups that a plot shows: those that policies were asked through the chat template."""
     return [group for group in found.groups if group.framing == CHAT and found.of(OURS, group)]
 
 
 def image(group: Group) -> Path:
-    """Where the plot of a group belongs."""
+    """Return the path of a group's plot."""
     return IMAGES / f"accuracy-smollm2-{group.task}-{group.length}-{group.mode}.png"
 
 
 def measured(found: Comparison) -> str:
-    """The part of the page between the marks."""
+    """Return the part of the page between the marks."""
     lists = [*by_group(found), *pools(found), *_alone(found), *_agreement(found), *_missing(found)]
     budgets = ", ".join(map(str, BUDGETS))
     parts = [
@@ -101,7 +101,7 @@ def _head(found: Comparison) -> str:
 
 
 def _alone(found: Comparison) -> Iterator[str]:
-    """What the whole cache answers of groups that no policy was asked."""
+    """Yield the whole cache's answers in groups that no policy was asked."""
     full = [one for group in found.groups if not found.of(OURS, group) and (one := found.full(group)) is not None]
     shares = [(100 * one.mean.value, one.group.short) for one in full if not one.likelihood]
     little = [name for share, name in shares if share < UNANSWERED]
@@ -120,7 +120,7 @@ def _alone(found: Comparison) -> Iterator[str]:
 
 
 def _agreement(found: Comparison) -> Iterator[str]:
-    """On how many questions both engines agree with the whole cache."""
+    """Yield the number of questions on which both engines agree with the whole cache."""
     both = [
         _equal(ours, theirs)
         for group in found.groups
@@ -152,7 +152,7 @@ def _missing(found: Comparison) -> Iterator[str]:
 
 
 def _cells_of(found: Comparison, asked: QuestionGroup, stage: Stage) -> Iterator[int]:
-    """How many questions each cell of a group has that the stage asks; one with a reason has all."""
+    """Yield the number of questions in each cell of a group that the stage asks; a cell with a reason has all."""
     group = Group(asked.task, asked.mode, asked.length, asked.framing)
     absent = {(policy, budget) for one, policy, budget, _ in found.absent if one == group}
     for variant in stage.variants:

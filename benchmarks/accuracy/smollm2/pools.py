@@ -1,4 +1,4 @@
-"""What SnapKV's answers to needles depend on: its pool and its window, one changed at a time, on the same questions."""
+"""SnapKV's answers to needles by pool and window, one changed at a time, on the same questions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ assert set(POOLS) < set(_NAMES)
 
 
 def pools(found: Comparison) -> Iterator[str]:
-    """How many needles each variant answers; nothing where they were not asked."""
+    """Yield the number of needles that each variant answers; nothing where they were not asked."""
     stage = CORE["pools"]
     (asked,) = stage.groups
     group, count = Group(asked.task, asked.mode, asked.length, asked.framing), stage.asked

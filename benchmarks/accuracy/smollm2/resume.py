@@ -28,7 +28,7 @@ from kvc_trt.tasks.registry import task
 
 MEASURES = "make bench-accuracy-smollm2"
 PLACE = ("task", "mode", "length", "framing", "dataset", "output_tokens")
-"""What kvpress's lines and cells say of their group."""
+"""Fields by which kvpress's lines and cells name their group."""
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def restore_ours(result: Mapping[str, Any], directory: Path) -> Path:
 
 
 def restore_kvpress(result: Mapping[str, Any], directory: Path) -> Path:
-    """A line per question that all presses of a group answered at every point, as kvpress's side writes them."""
+    """Write a line per question that all presses of a group answered at every point, as kvpress's side writes them."""
     name = f"kvpress-{result['machine']['versions']['kvpress']}-{result['settings']['checkpoint'][:12]}.jsonl"
     path = directory / name
     if not path.exists():

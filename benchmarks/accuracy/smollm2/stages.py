@@ -1,4 +1,4 @@
-"""What `benchmarks.accuracy.smollm2.grid` asks: stages of a grid, in the order in which they decide something."""
+"""The stages of `benchmarks.accuracy.smollm2.grid`, in the order in which they decide something."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Stage:
 
     @property
     def beside_kvpress(self) -> bool:
-        """Whether kvpress is asked the same questions: those that RocketKV is asked."""
+        """True if kvpress is asked the same questions: those that RocketKV is asked."""
         return ROCKETKV in self.policies
 
     def hours(self) -> tuple[float, float]:
-        """Of one core: what our engines and kvpress take, as far as is known beforehand."""
+        """Return the estimated hours of one core that our engines and kvpress take."""
         ours = theirs = 0.0
         for group in self.groups:
             steps = LONGEST_ANSWERS[group.task] + (LATE_TOKENS if group.mode != MODES[0] else 0)
@@ -77,17 +77,17 @@ LONGEST_ANSWERS = {
 }  # fmt: skip
 """Tokens that the model needs to answer: policies that evict spend their budget on the answer's room too."""
 LATE_TOKENS = 25
-"""Of a question that is fed after compaction, about."""
+"""Tokens of a question that is fed after compaction, roughly."""
 WHOLE_SECONDS = {2048: 4.0, 4096: 10.0, 8192: 30.0}
 """Processor seconds of a question's prefill, by its length; like those below, of one core of an AMD EPYC (Zen 5)."""
 HEAD_SECONDS = {2048: 0.15, 4096: 0.3, 8192: 0.6}
-"""Of what one policy at one budget makes of a prefilled question."""
+"""Processor seconds that one policy at one budget spends on a prefilled question, by its length."""
 STEP_SECONDS = 0.008
-"""Of a token that one policy at one budget is fed or answers."""
+"""Processor seconds of a token that one policy at one budget reads or answers."""
 PRESSES_SECONDS = {2048: 9.0, 4096: 20.0, 8192: 55.0}
-"""Of a question's prefill in transformers, and of all presses at every point."""
+"""Processor seconds of a question's prefill in transformers and of all presses at every point, by its length."""
 PRESSES_STEP_SECONDS = 0.2
-"""Of a token that all presses at every point are fed or answer."""
+"""Processor seconds of a token that all presses at every point read or answer."""
 
 FOUND = ("niah-single-1", "niah-single-2-prose", "niah-multikey-1-prose")
 HARD = ("niah-multikey-2", "niah-multivalue", "niah-multiquery", "variable-tracking", "lines")
@@ -123,7 +123,7 @@ STAGES = {**CORE, **REST}
 
 
 def estimate(names: Sequence[str]) -> str:
-    """How long the stages take where nothing is known yet, a line each and all together."""
+    """Return the estimated hours of stages that have no answers yet: a line for each, and the sum."""
     lines, all_ours, all_theirs = [], 0.0, 0.0
     for name in names:
         ours, theirs = STAGES[name].hours()

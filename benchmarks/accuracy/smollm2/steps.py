@@ -43,7 +43,7 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as the whole cache a step is: the median over the rounds, and the quartiles."""
+    """The time of the whole cache's step divided by this one's: the median over the rounds, and the quartiles."""
 
     median: float
     low: float
@@ -67,11 +67,11 @@ class Steps:
         return cls(result, found)
 
     def milliseconds(self, row: Row) -> float:
-        """The median step."""
+        """Return the median step."""
         return float(self.by_row[row]["median_ms"])
 
     def ratio(self, row: Row) -> Ratio:
-        """The whole cache's step over this one, round by round."""
+        """Return the whole cache's step over this one, round by round."""
         pairs = zip(self.by_row[row.whole]["rounds_ms"], self.by_row[row]["rounds_ms"], strict=True)
         ratios = [whole / own for whole, own in pairs]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")

@@ -29,7 +29,7 @@ COMPARISONS = (
 
 
 def cells(found: Comparison) -> str:
-    """Every cell of both engines, and the reasons of those that there cannot be."""
+    """Return every cell of both engines, and the reasons of those that there cannot be."""
     rows = [_row(found, cell) for cell in found.cells]
     for group, policy, budget, reason in found.absent:
         point = BASELINE if budget is None else f"budget {budget}"
@@ -50,7 +50,7 @@ def _row(found: Comparison, cell: Answered) -> tuple[object, ...]:
 
 
 def comparisons(found: Comparison) -> str:
-    """Every comparison that is made, with its verdict."""
+    """Return every comparison that is made, with its verdict."""
     rows: list[tuple[object, ...]] = []
     for group in found.groups:
         for row in (*beside_policies(found, group), *beside_presses(found, group)):
@@ -67,7 +67,7 @@ def comparisons(found: Comparison) -> str:
 
 
 def overview(found: Comparison) -> str:
-    """A row per method, with a figure for each budget; a column per group that policies were asked."""
+    """Return a row per method, with a figure for each budget; a column per group that policies were asked."""
     groups = [group for group in found.groups if found.of(OURS, group)]
     lengths = sorted({group.length for group in groups})
     heads = ["method", *(f"MiB, {length:,} tokens" for length in lengths), *(_head(group) for group in groups)]

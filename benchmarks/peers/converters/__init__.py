@@ -1,1 +1,1 @@
-"""What turns the shared checkpoint into the file that one engine reads; each runs in the environment of that engine."""
+"""Converters from the shared checkpoint to the file that one engine reads; each runs in that engine's environment."""

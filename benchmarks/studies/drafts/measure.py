@@ -45,7 +45,7 @@ NAME = "drafts"
 CAPACITY = 1024
 """Tokens of a prompt that SnapKV keeps for each query head, as in the paper's study of speed-ups."""
 TOKENS = 128
-"""Of an answer, as in the paper."""
+"""Tokens of an answer, as in the paper."""
 DRAFT = 4
 SIDES = {"snapkv": f"snapkv:prompt_budget={CAPACITY}", "full": BASELINE}
 LENGTHS = {False: (2048, 4096), True: (2048, 4096, 8000)}
@@ -53,7 +53,7 @@ LENGTHS = {False: (2048, 4096), True: (2048, 4096, 8000)}
 COPY, SUMMARY = TASKS = ("repeat a text", "summarise")
 SUMMARISE = "Summarise the text in three sentences."
 PROMPTS = 2
-"""Of each task and length that are answered unless asked otherwise."""
+"""Prompts of each task and length that are answered unless asked otherwise."""
 PLAIN, SPECULATING = WAYS = ("step by step", "with drafts")
 WARM_UP = 8
 """Tokens of an answer that is not counted: passes are timed, and memory is touched."""

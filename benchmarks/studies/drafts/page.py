@@ -63,12 +63,12 @@ def page(records: Sequence[Record]) -> Written:
 
 
 def lengths_of(records: Sequence[Record]) -> list[int]:
-    """The lengths that were measured, ascending."""
+    """Return the lengths that were measured, ascending."""
     return sorted({one["key"]["length"] for one in records})
 
 
 def _speed_up(one: Record, side: str, beside: str) -> float:
-    """How many times as fast a side's drafts are as another side step by step, by processor time."""
+    """Return the ratio of another side's processor time step by step to this side's with drafts."""
     plain: float = one["measured"][beside][PLAIN]["processor_seconds"]
     return plain / float(one["measured"][side][SPECULATING]["processor_seconds"])
 
@@ -165,7 +165,7 @@ def _plot(records: Sequence[Record]) -> bytes:
 
 
 def _rate(some: Sequence[Record], side: str, way: str) -> float | None:
-    """Tokens per second, over all prompts together; None where there are none."""
+    """Return tokens per second, over all prompts together; None where there are none."""
     seconds = sum(one["measured"][side][way]["processor_seconds"] for one in some)
     return len(some) * (TOKENS - 1) / seconds if some else None
 

@@ -34,7 +34,7 @@ LONGEST = 4096
 ASKED = ("manual", "log", "facts")
 """Kinds of documents that several instructions ask about."""
 DOCUMENTS = 8
-"""Of each part and kind, that are measured unless asked otherwise."""
+"""Documents of each part and kind that are measured unless asked otherwise."""
 TOGETHER = 4
 """Documents of one record of windows."""
 WINDOWS, INSTRUCTIONS = "windows", "instructions"
@@ -100,7 +100,7 @@ def recent(votes: Tensor, count: int) -> Tensor:
 
 
 def without_sinks(mask: Tensor) -> Tensor:
-    """A mask in which the first SINKS tokens count for nothing."""
+    """Return a mask in which the first SINKS tokens count for nothing."""
     return mask & (torch.arange(mask.shape[-1]) >= SINKS)
 
 
@@ -206,7 +206,7 @@ class _Asked:
     """One prompt with its answer."""
 
     voted: list[Tensor]
-    """By layer: what instruction and answer vote for in the document [N,L]; empty where that is not asked."""
+    """By layer: the votes of instruction and answer in the document [N,L]; empty where these are not asked for."""
     rates: list[tuple[float, float]]
     """By layer: hit rates of the prompt's last tokens on the answer."""
 
@@ -238,7 +238,7 @@ def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def _overlaps(pairs: Sequence[tuple[_Asked, _Asked]]) -> list[tuple[float, float]]:
-    """By layer: the mean overlap of pairs, as published and without the first tokens."""
+    """Return, by layer, the mean overlap of pairs, as published and without the first tokens."""
     found = []
     for one, other in pairs:
         masks = zip(one.voted, other.voted, strict=True)
@@ -247,7 +247,7 @@ def _overlaps(pairs: Sequence[tuple[_Asked, _Asked]]) -> list[tuple[float, float
 
 
 def _by_layer(found: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """By layer: the mean over prompts or pairs; what has nothing important in a layer is left out there."""
+    """Return, by layer, the mean over prompts or pairs that have something important in that layer."""
     return [(float(a), float(b)) for a, b in torch.tensor(found).nanmean(dim=0)]
 
 
@@ -266,7 +266,7 @@ def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dic
 
 
 def keys(model: StudyModel, settings: Settings, documents: int) -> Iterator[dict[str, Any]]:
-    """The keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for index in range(documents):
         if index % TOGETHER == 0:

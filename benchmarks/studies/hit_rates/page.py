@@ -69,23 +69,23 @@ def page(records: Sequence[Record]) -> Written:
 
 
 def _along(records: Sequence[Record]) -> list[Record]:
-    """The documents whose answers were followed over windows."""
+    """Return the documents whose answers were followed over windows."""
     return [document for one in of_kind(records, part=WINDOWS) for document in one["measured"]["documents"]]
 
 
 def _layers(one: Record, part: str, window: int, way: int) -> list[float | None]:
-    """By layer: the rate of one window in the parts `prompt` or `answer` of a record."""
+    """Return, by layer, the rate of one window in the parts `prompt` or `answer` of a record."""
     return [layer[part][window][way] for layer in one["layers"]]
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    """The mean of what is there."""
+    """Return the mean of what is there."""
     some = [value for value in values if value is not None]
     return sum(some) / len(some)
 
 
 def _over_layers(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The mean over documents, by layer."""
+    """Return the mean over documents, by layer."""
     return [_mean(column) if any(one is not None for one in column) else None for column in zip(*rows, strict=True)]
 
 
@@ -146,7 +146,7 @@ def _instructions(asked: Sequence[Record]) -> Finding:
 
 
 def _last_less_first(layers: Sequence[Sequence[float | None]], way: int) -> float:
-    """The mean of the last third of layers minus that of the first."""
+    """Return the mean of the last third of layers minus that of the first."""
     third = max(1, len(layers) // 3)
     column = [layer[way] for layer in layers]
     return _mean(column[-third:]) - _mean(column[:third])

@@ -31,11 +31,11 @@ LONGEST = 1024
 TOGETHER = 10
 """Prompts of one record of cosines."""
 PROMPTS = 40
-"""Of each kind (200 in all, as in the paper), and of the sweep, that are measured unless asked otherwise."""
+"""Prompts of each kind (200 in all, as in the paper), and of the sweep, that are measured unless asked otherwise."""
 SHARES = tuple(round(0.1 * tenth, 1) for tenth in range(1, 11))
 """The values of p in the paper's table 6."""
 SINKS = 4
-"""Of StreamingLLM, as in the paper."""
+"""Sinks of StreamingLLM, as in the paper."""
 POLICIES = {"sliding-window": 0, "streaming-llm": SINKS}
 """The policies of the sweep, with their sinks."""
 WHOLE = "whole cache"
@@ -123,7 +123,7 @@ def surprise(logits: Tensor, following: Sequence[int]) -> float:
 
 
 def mean_layers(means: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over prompts, by layer."""
+    """Return the mean over prompts, by layer."""
     return [statistics.fmean(column) for column in zip(*means, strict=True)]
 
 
@@ -142,7 +142,7 @@ def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dic
 
 
 def keys(model: StudyModel, settings: Settings, prompts: int) -> Iterator[dict[str, Any]]:
-    """The keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for first in range(0, prompts, TOGETHER):
         for kind in texts.KINDS:

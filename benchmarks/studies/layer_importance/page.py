@@ -97,20 +97,20 @@ def page(records: Sequence[Record]) -> Written:
 
 
 def means_of(records: Sequence[Record]) -> Means:
-    """The mean cosines of every prompt's layers, by kind."""
+    """Return the mean cosines of every prompt's layers, by kind."""
     cosines = of_kind(records, part=COSINES)
     kinds = dict.fromkeys(one["key"]["kind"] for one in cosines)
     return {kind: [mean for one in of_kind(cosines, kind=kind) for mean in one["measured"]["means"]] for kind in kinds}
 
 
 def unimportant(layers: Sequence[float]) -> frozenset[int]:
-    """The layers of the highest of three clusters of cosines: those that give up cache."""
+    """Return the layers of the highest of three clusters of cosines: those that give up cache."""
     ranked = sorted(range(len(layers)), key=lambda layer: (layers[layer], layer))
     return frozenset(ranked[unimportant_from([layers[layer] for layer in ranked]) :])
 
 
 def elsewhere(own: Sequence[float], other: Sequence[float]) -> float:
-    """The share of the cache that two divisions, by these cosines, put into different layers."""
+    """Return the share of the cache that two divisions, by these cosines, put into different layers."""
     mine, others = (division(layers, BUDGET, DEFAULT_SHARE, PROMPT) for layers in (own, other))
     moved = sum(abs(a - b) for a, b in zip(mine, others, strict=True))
     return moved / (2 * BUDGET * len(own))

@@ -82,7 +82,7 @@ class Observed:
         return len(self._variants)
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """The masks [H,M,n+M]: what is kept, the window, and the new tokens up to each one."""
+        """Yield the masks [H,M,n+M]: what is kept, the window, and the new tokens up to each one."""
         (heads, n, _), new = layer.query.shape, following.new
         recent = torch.ones(new, new, dtype=torch.bool).tril().expand(heads, new, new)
         votes: dict[int, Tensor] = {}
@@ -113,7 +113,7 @@ class BesideTheWhole:
         return 1 + self.others.count
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """The mask [M,n+M] of the whole cache, then those of the others."""
+        """Yield the mask [M,n+M] of the whole cache, then those of the others."""
         n, new = layer.keys.shape[1], following.new
         yield Seen(torch.arange(n + new) <= torch.arange(n, n + new)[:, None])
         yield from self.others.seen(layer, following)
@@ -154,7 +154,7 @@ def measure(run: Run, kept: Records) -> None:
 
 
 def keys(model: StudyModel, settings: Settings, needles: int) -> Iterator[Mapping[str, Any]]:
-    """The keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
     grid = {"windows": WINDOWS, "pools": POOLS, "capacities": CAPACITIES}
     head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, **asdict(settings), **grid}
     for index in range(needles):

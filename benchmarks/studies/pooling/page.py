@@ -223,7 +223,7 @@ def _needles_plot(known: Sequence[Record]) -> bytes:
 
 
 def smallest(needles: Sequence[Record], configuration: Configuration) -> float:
-    """The smallest capacity from which on all of some needles are found; NaN where there is none, or no needle."""
+    """Return the smallest capacity from which on all needles are found; NaN where there is none, or no needle."""
     enough = float("nan")
     if not needles:
         return enough

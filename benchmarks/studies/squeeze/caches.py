@@ -29,7 +29,7 @@ class HeavyHitters:
         return len(self._divisions)
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """The masks [H,M,n+M]."""
+        """Yield the masks [H,M,n+M]."""
         groups, n, new = len(layer.keys), layer.keys.shape[1], following.new
         received, total = received_in_prompt(layer.query, layer.keys), n + new
         budgets = torch.tensor([one[layer.index] for one in self._divisions])
@@ -78,7 +78,7 @@ class Together:
         return sum(part.count for part in self._parts)
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """What each sees, kind after kind."""
+        """Yield the tokens that each cache sees, kind after kind."""
         first = 0
         for part in self._parts:
             own = slice(first, first + part.count)

@@ -76,12 +76,12 @@ class Engines:
         return self.stack.enter_context(model)
 
     def program(self, side: str, room: Room) -> Any:
-        """The graphs of a side whose budget is a share of PROMPT tokens."""
+        """Return the graphs of a side whose budget is a share of PROMPT tokens."""
         policy, share = SIDES[side]
         return self._opened.program(Variant.of(policy, int(share * PROMPT)), room)
 
     def executor(self, side: str, room: Room, **options: Any) -> OnnxRuntimeExecutor:
-        """An executor of a side with one thread, or as many as PyTorch has."""
+        """Return an executor of a side with one thread, or as many as PyTorch has."""
         return OnnxRuntimeExecutor(self.program(side, room), RunOptions(threads=torch.get_num_threads()), **options)
 
 

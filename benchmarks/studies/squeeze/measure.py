@@ -39,7 +39,7 @@ LENGTHS = {False: 512, True: 2048}
 FOLLOWING = 48
 LONGEST = 4096
 SHARES = tuple(round(0.1 * tenth, 1) for tenth in range(1, 11))
-"""Of the prompt, that a layer keeps on average: figure 3 has 10 to 100 %."""
+"""Shares of the prompt that a layer keeps on average: figure 3 has 10 to 100 %."""
 POLICIES = ("sliding-window", "streaming-llm", "h2o")
 WITHOUT, WITH = DIVISIONS = ("uniform", "squeeze-online")
 

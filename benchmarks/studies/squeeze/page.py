@@ -39,9 +39,9 @@ HALF = 0.5
 NEAR = (0.05, 0.1, 0.2)
 """Nats of divergence from the whole cache up to which answers are called equal."""
 SPEED_UP, BESIDE_BASELINE = 2.2, 587.8 / 824.4
-"""Of Mistral-7B: most beside the whole cache (table 3), and the baseline's part of squeeze's at batch 128 (table 9)."""
+"""Mistral-7B: most beside the whole cache (table 3), and the baseline's part of squeeze's at batch 128 (table 9)."""
 OVERHEAD = 0.063
-"""Of a prefill, in table 4."""
+"""Share of a prefill, in table 4."""
 MEMORIES = (1 << 30, 4 << 30, 16 << 30)
 SQUEEZED, UNIFORM, FULL = "squeeze-online 20 %", "uniform 30 %", "whole cache"
 """Sides of `engines`."""
@@ -163,13 +163,13 @@ def _cost_section(records: Sequence[Record]) -> list[str]:
 
 
 def curves(answers: Sequence[Record], kind: str, policy: str, division: str) -> Curves:
-    """The divergence of every prompt of a kind of text, by share."""
+    """Return the divergence of every prompt of a kind of text, by share."""
     places = [place(policy, share, division) for share in SHARES]
     return np.array([[one["measured"]["divergence"][at] for at in places] for one in of_kind(answers, kind=kind)])
 
 
 def _less(answers: Sequence[Record], kind: str, policy: str, share: float, name: str) -> Estimate:
-    """The difference that a division makes at a budget, over prompts."""
+    """Return the difference that a division makes at a budget, over prompts."""
     divided, uniform = (place(policy, share, division) for division in (WITH, WITHOUT))
     some = of_kind(answers, kind=kind)
     if kind == NEEDLE:
@@ -242,7 +242,7 @@ def _milliseconds(records: Sequence[Record], batch: int) -> dict[str, list[float
 
 
 def _faster(records: Sequence[Record], batch: int, side: str, other: str) -> Estimate:
-    """How many times as fast one side's steps are as the other's, step by step of the same turn."""
+    """Return how many times as fast one side's steps are as the other's, step by step of the same turn."""
     found = _milliseconds(records, batch)
     return Estimate.of([b / a for a, b in zip(found[side], found[other], strict=True)])
 

@@ -67,7 +67,7 @@ class Cell:
     """Tokens of the prompt that each list keeps; of shorter prompts all stay."""
     second: Second = Second()
     setting: str = ""
-    """How its numbers came about: the name of a policy, or of a share to read."""
+    """The source of its numbers: the name of a policy, or of a share to read."""
     size: int = 0
     """The pairs of memory, or the budget, that it was derived from."""
 
@@ -102,7 +102,7 @@ TOGETHER = ((WIDE, HALF), (PUBLISHED, HALF), (PUBLISHED, QUARTER), (PUBLISHED, D
 
 
 def cells(config: ModelConfig, length: int) -> list[Cell]:
-    """All cells for prompts of about `length` tokens of a model."""
+    """Return all cells for prompts of about `length` tokens of a model."""
     found = [Cell(one, memory, size=memory) for memory in MEMORIES for one in ALONE]
     for memory in MEMORIES:
         for first, share in TOGETHER:

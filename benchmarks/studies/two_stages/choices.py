@@ -1,4 +1,4 @@
-"""What cells keep and read, for all steps of an answer at once.
+"""The tokens that cells keep and read, for all steps of an answer at once.
 
 `tests/benchmarks/studies/test_two_stages.py` compares logits under these choices with those of the policies.
 """

@@ -1,4 +1,4 @@
-"""From which length on stage 2 pays: bytes kept and read as functions of a prompt's length. Arithmetic, no measurement.
+"""The lengths at which stage 2 pays: bytes kept and read as functions of a prompt's length. Arithmetic, no measurement.
 
 Stage 2 reads a part of what stage 1 keeps, and its bounds take room from it. At equal bytes in memory it can save bytes
 of a step, not keep more. So it pays from the length on at which the reads that it saves are a share of a step's bytes.
@@ -22,9 +22,9 @@ PROMPTS = (2048, 4096, 8064, 16384, 32768, 65536, 130_944)
 BUDGETS = (256, 512, 1024)
 BATCHES = (1, 8, 32)
 CACHE_BYTES = 2
-"""Of one number in the cache: 16-bit floats."""
+"""Bytes of one number in the cache: 16-bit floats."""
 WEIGHT_BYTES = {"smollm2-135m-instruct": 0.73, "llama3.1-8b": 2.0}
-"""Of one parameter: the 98.4 MB of SmolLM2's file, and 16-bit floats."""
+"""Bytes of one parameter: the 98.4 MB of SmolLM2's file, and 16-bit floats."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ BEST = 64
 IN, BEHIND = "in the prompt", "behind the prompt"
 """Places of the question."""
 FIELDS = ("stored", "read", "found", "divergence", "attention_kept", "attention_read", "best_kept", "best_read")
-"""Of each cell: pairs stored and read, 1 if the needle is found, nats per token of the whole cache's answer, shares of
+"""By cell: pairs stored and read, 1 if the needle is found, nats per token of the whole cache's answer, shares of
 the whole cache's attention to the prompt, and of its BEST tokens, that are kept and read."""
 
 

@@ -1,4 +1,4 @@
-"""Whether a step reads its own token, and what that does to an answer and to plain text.
+"""The effect of a step reading its own token, on an answer and on plain text.
 
     python -m benchmarks.studies.two_stages.own_token   # benchmarks/results/own_tokens.json; minutes
 

@@ -55,7 +55,7 @@ class Measured:
         return Estimate.of(self.values(cell, "divergence"))
 
     def less(self, one: Cell, other: Cell, name: str = "divergence") -> Estimate:
-        """The difference of two cells, needle by needle."""
+        """Return the difference of two cells, needle by needle."""
         return Estimate.of([a - b for a, b in zip(self.values(one, name), self.values(other, name), strict=True)])
 
 
@@ -131,7 +131,7 @@ def page(records: Sequence[Record]) -> Written:
 
 
 def lengths_of(records: Sequence[Record]) -> list[int]:
-    """The lengths of prompts, ascending."""
+    """Return the lengths of prompts, ascending."""
     return sorted({one["key"]["length"] for one in records})
 
 

@@ -1,4 +1,4 @@
-"""What a prompt's last page does to an answer: nats by the number of kept tokens beyond whole pages.
+"""The effect of a prompt's last page on an answer: nats by the number of kept tokens beyond whole pages.
 
     python -m benchmarks.studies.two_stages.remainders   # benchmarks/results/page_remainders.json; minutes
 

@@ -93,19 +93,20 @@ class TorchBackend(Backend):
 
     @override
     def kernels(self, engine: EngineDirectory) -> str | None:
-        """Return how many ranks share the engine's KV heads, or what runs without kernels; None if neither."""
-        ranks = engine.build.tensor_parallel
-        return super().kernels(engine) if ranks is None else f"{ranks} ranks"
+        """Return how many ranks share the engine's KV heads, and what runs without kernels; None if neither."""
+        ranks, without = engine.build.tensor_parallel, super().kernels(engine)
+        said = [*(() if ranks is None else (f"{ranks} ranks",)), *(() if without is None else (without,))]
+        return "; ".join(said) or None
 
     @override
     def harness(self, engine: EngineDirectory, options: RunOptions) -> TorchHarness:
         """Return a harness over the weights and the kernels, the nodes where kernels are missing, or the ranks."""
-        ranks = engine.build.tensor_parallel
+        ranks, by_nodes = engine.build.tensor_parallel, policy_path(engine.model, engine.parameters) is not None
         if ranks is not None:
-            from kvc_trt.backends.torch.parallel.harness import ParallelHarness
+            from kvc_trt.backends.torch.parallel.harness import ParallelHarness, ParallelNodeHarness
 
-            return ParallelHarness(engine, ranks, options)
-        if policy_path(engine.model, engine.parameters) is not None:
+            return (ParallelNodeHarness if by_nodes else ParallelHarness)(engine, ranks, options)
+        if by_nodes:
             from kvc_trt.backends.torch.node_harness import NodeHarness
 
             return NodeHarness(engine, options)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvc_trt.backends.torch.policy_path import policy_path
+from kvc_trt.backends.torch.policy_path import lacks_kernels
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
 from kvc_trt.models.weights import expected_tensors
@@ -153,7 +153,7 @@ def prefill_bound(program: Program, rows: int, length: int, *, itemsize: int) ->
     """Return the bytes of a prefill of a program, with what its policy's nodes and its caches' format need."""
     model, parameters = program.model, program.parameters
     needed = prefill_bytes(model, program.state, rows, length, itemsize=itemsize)
-    if policy_path(model, parameters) is not None:
+    if lacks_kernels(model, parameters):
         needed += operation_bytes(model, rows, length)
     if parameters.cache_format.keys is not None:
         needed += storing_bytes(model, rows, length, itemsize=itemsize)

@@ -33,12 +33,14 @@ from kvc_trt.reference.softmax import Softmax
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+    from kvc_trt.runtime.executor import Executor
+
 
 class NodeHarness(TorchHarness):
     """The engine through `TorchExecutor`, with the operators that its nodes call."""
 
     @override
-    def open_twin(self) -> TorchExecutor:
+    def open_twin(self) -> Executor:
         """Open the dense twin so that its steps run what the engine's run within the budget."""
         twin, engine = twin_program(self._engine), self._engine.parameters
         return TorchExecutor(twin, self._options, weights=self._weights, twin_of=engine)

@@ -44,11 +44,17 @@ class PolicyPath:
 
 
 @lru_cache(maxsize=64)
+def lacks_kernels(model: ModelConfig, parameters: PolicyParameters) -> bool:
+    """Return whether some part of an engine's caches has no kernel, without writing the nodes that run then."""
+    return missing_kernel_of_caches(parameters, model.num_hidden_layers) is not None or bool(softmax_of(model).code)
+
+
+@lru_cache(maxsize=64)
 def policy_path(model: ModelConfig, parameters: PolicyParameters) -> PolicyPath | None:
     """Return what runs by nodes under a policy; None if kernels do all of it. Other policies need the package onnx."""
-    layers = model.cached_layers
-    if missing_kernel_of_caches(parameters, model.num_hidden_layers) is None and not softmax_of(model).code:
+    if not lacks_kernels(model, parameters):
         return None
+    layers = model.cached_layers
     from kvc_trt.graph.cache_graphs import CacheGraphs, called_operators
 
     graphs = CacheGraphs(model, parameters)

@@ -11,7 +11,7 @@ import click
 
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.text import printing
-from kvc_trt.cli.text.layers import layers_json, layers_text
+from kvc_trt.cli.text.layers import full_state, layers_json, layers_text, state_line
 from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.cli.text.printing import ranges
 from kvc_trt.engine.verification import verifications_of
@@ -86,9 +86,8 @@ def _state(engine: EngineDirectory) -> str:
         (name, ranges(layers), dtype, "x".join(map(str, shape)), readable_size(size * len(layers)))
         for (name, dtype, shape, size), layers in kinds.items()
     ]
-    total = sum(tensor.bytes_per_row() for tensor in engine.state)
     headers = ("state", "layers", "dtype", "shape per row", "bytes per row")
-    return f"{text_table(headers, rows, right=(4,))}\ndecode state of one row: {readable_size(total)}"
+    return f"{text_table(headers, rows, right=(4,))}\n{state_line(engine)}"
 
 
 def _as_json(engine: EngineDirectory) -> dict[str, Any]:
@@ -99,6 +98,7 @@ def _as_json(engine: EngineDirectory) -> dict[str, Any]:
         **engine.config.to_json(),
         "files": {name: asdict(record) for name, record in sorted(engine.files.items())},
         "state_bytes_per_row": sum(tensor.bytes_per_row() for tensor in engine.state),
+        "full_state_bytes_per_row": full_state(engine),
         "tokenizer": engine.tokenizer_file is not None,
         "verifications": [one.model_dump(mode="json") for one in verifications_of(engine)],
         "chat_template": engine.chat_template is not None,

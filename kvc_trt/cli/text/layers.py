@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.graph.state import by_layer, cache_heads, cache_sites
+from kvc_trt.graph.state import ITEM_SIZE, by_layer, cache_heads, cache_sites
+from kvc_trt.profile.traffic import full_state_bytes
 from kvc_trt.reference.model.squeeze import groups
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
@@ -20,6 +21,20 @@ if TYPE_CHECKING:
 
 _HEADERS = ("layer", "attention", "cosine", "group", "budget", "slots", "bytes per row")
 _EACH_PROMPT = "each prompt's"
+
+
+def full_state(engine: EngineDirectory) -> int:
+    """Return the bytes of one row's state if the longest sequence were kept whole, in the engine's cache format."""
+    parameters = engine.parameters
+    itemsize = ITEM_SIZE[engine.model.dtype]
+    return full_state_bytes(engine.model, parameters.max_sequence_len, itemsize, parameters.kv_cache)
+
+
+def state_line(engine: EngineDirectory) -> str:
+    """Return the line below a table of state tensors or layers: their bytes beside those of a whole state."""
+    kept, whole = sum(tensor.bytes_per_row() for tensor in engine.state), full_state(engine)
+    of_whole = f" of {readable_size(whole)} ({whole / kept:.2f}x)" if kept < whole else ""
+    return f"decode state of one row: {readable_size(kept)}{of_whole}"
 
 
 def layers_json(engine: EngineDirectory) -> dict[str, Any]:
@@ -63,8 +78,7 @@ def layers_text(engine: EngineDirectory) -> str:
         )
         for one in found["layers"]
     ]
-    total = readable_size(sum(one["bytes_per_row"] for one in found["layers"]))
-    return f"{text_table(_HEADERS, rows, right=(0, 2, 4, 5, 6))}\ndecode state of one row: {total}\n{found['cosines']}"
+    return f"{text_table(_HEADERS, rows, right=(0, 2, 4, 5, 6))}\n{state_line(engine)}\n{found['cosines']}"
 
 
 def _tokens(budget: int | None) -> str:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
-from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.family_weights import Rows, joined_by_kv_head, renamed_in_layers
 from kvc_trt.models.fields.rotary import Length
 from kvc_trt.models.gguf.keys import GgufKeys
 
@@ -78,22 +78,14 @@ def _fields_of(description: Description) -> Mapping[str, Any]:
 
 
 def _weights(config: ModelConfig) -> Mapping[str, Rows]:
-    size, group, kv_heads = config.head_size, config.group_size, config.num_key_value_heads
-    parts = {"q": (0, group * size), "k": (group * size, size), "v": ((group + 1) * size, size)}
-    places = {ours: Rows(theirs) for ours, theirs in _OUTER.items()}
-    for layer in range(config.num_hidden_layers):
-        ours, theirs = f"model.layers.{layer}", f"transformer.h.{layer}"
-        norms = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
-        if config.description.norms.place == "parallel":
-            norms = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"}
-        for part in ("weight", "bias"):
-            places |= {
-                f"{ours}.{name}.{part}": Rows(f"{theirs}.{own}.{part}") for name, own in (_INNER | norms).items()
-            }
-            joined = f"{theirs}.self_attention.query_key_value.{part}"
-            for name, (start, rows) in parts.items():
-                places[f"{ours}.self_attn.{name}_proj.{part}"] = Rows(joined, start, rows, kv_heads, (group + 2) * size)
-    return places
+    norms = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
+    if config.description.norms.place == "parallel":
+        norms = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"}
+    return {
+        **{ours: Rows(theirs) for ours, theirs in _OUTER.items()},
+        **renamed_in_layers(config, "transformer.h", _INNER | norms),
+        **joined_by_kv_head(config, "transformer.h", "self_attention.query_key_value"),
+    }
 
 
 def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Attention, Description, FeedForward, Norms
-from kvc_trt.models.families.gemma3 import sliding_fields_of_gguf, weights_of_norms
 from kvc_trt.models.family import ActivationName, DecoderFields, Family, GgufArchitecture, LayerType
+from kvc_trt.models.fields.gemma import sliding_fields_of_gguf, weights_of_norms
 from kvc_trt.models.fields.rotary import Length
 from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention
 from kvc_trt.models.gguf.keys import WINDOW, GgufKeys

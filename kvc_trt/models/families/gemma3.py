@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from kvc_trt.models.config import Attention, Description, FeedForward, ModelConfig, Norms
+from kvc_trt.models.config import Attention, Description, FeedForward, Norms
 from kvc_trt.models.family import ActivationName, BesideImages, DecoderFields, Family, GgufArchitecture, LayerType
-from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.fields.gemma import sliding_fields_of_gguf, weights_of_norms
 from kvc_trt.models.fields.rotary import Base, Length
 from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention, of_full_layers
 from kvc_trt.models.gguf.keys import LOCAL_BASE, WINDOW, GgufKeys
-from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 
 _LAYERS_OF_27B = 62
 
@@ -61,33 +60,6 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _fields_of(description: Description) -> Mapping[str, Any]:
     scale = description.attention_scale
     return {**fields_of_attention(description), "query_pre_attn_scalar": round(scale**-2) if scale else None}
-
-
-def weights_of_norms(config: ModelConfig) -> Mapping[str, Rows]:
-    """Return where a checkpoint of Gemma 2 or 3 has its norms, which multiply by one more than their weight."""
-    names = {
-        "input_layernorm": "input_layernorm",
-        ATTENTION_RESULT_NORM: "post_attention_layernorm",
-        "post_attention_layernorm": "pre_feedforward_layernorm",
-        FEED_FORWARD_RESULT_NORM: "post_feedforward_layernorm",
-    }
-    names |= {name: name for name in ("self_attn.q_norm", "self_attn.k_norm") if config.qk_norm}
-    layers = (f"model.layers.{layer}" for layer in range(config.num_hidden_layers))
-    norms = {f"{layer}.{ours}": f"{layer}.{theirs}" for layer in layers for ours, theirs in names.items()}
-    norms["model.norm"] = "model.norm"
-    return {f"{ours}.weight": Rows(f"{theirs}.weight", plus=1.0) for ours, theirs in norms.items()}
-
-
-def sliding_fields_of_gguf(keys: GgufKeys, every: int, layers_of_27b: int) -> Mapping[str, Any]:
-    """Return the fields of Gemma 2 or 3 whose full layers are each last of `every`, where no key says otherwise.
-
-    No key has the scale of attention: of the published models, that of 27B alone has not its heads' size.
-    """
-    size, hidden, heads = (keys[key] for key in ("attention.key_length", "embedding_length", "attention.head_count"))
-    if type(size) is not int or type(hidden) is not int or type(heads) is not int or heads < 1:
-        raise keys.wrong("attention.key_length", "the width of a head's keys, beside embedding_length and head_count")
-    scalar = hidden // heads if keys["block_count"] == layers_of_27b else size
-    return {**keys.sliding_fields(every), "query_pre_attn_scalar": scalar}
 
 
 def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
-from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.family_weights import Rows, joined_by_kv_head, renamed_in_layers
 from kvc_trt.models.gguf.keys import GgufKeys
 
 _INNER = {
@@ -49,16 +49,11 @@ def _fields_of(description: Description) -> Mapping[str, Any]:
 
 
 def _weights(config: ModelConfig) -> Mapping[str, Rows]:
-    size, heads = config.head_size, config.num_attention_heads
-    places = {ours: Rows(theirs) for ours, theirs in _OUTER.items()}
-    for layer in range(config.num_hidden_layers):
-        ours, theirs = f"model.layers.{layer}", f"gpt_neox.layers.{layer}"
-        for part in ("weight", "bias"):
-            places |= {f"{ours}.{name}.{part}": Rows(f"{theirs}.{own}.{part}") for name, own in _INNER.items()}
-            joined = f"{theirs}.attention.query_key_value.{part}"
-            for place, name in enumerate("qkv"):
-                places[f"{ours}.self_attn.{name}_proj.{part}"] = Rows(joined, place * size, size, heads, 3 * size)
-    return places
+    return {
+        **{ours: Rows(theirs) for ours, theirs in _OUTER.items()},
+        **renamed_in_layers(config, "gpt_neox.layers", _INNER),
+        **joined_by_kv_head(config, "gpt_neox.layers", "attention.query_key_value"),
+    }
 
 
 def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:

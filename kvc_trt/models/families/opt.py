@@ -13,7 +13,7 @@ from pydantic import Field
 
 from kvc_trt.models.config import Attention, Description, FeedForward, ModelConfig, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family
-from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.family_weights import Rows, renamed_in_layers
 from kvc_trt.models.weights import POSITIONS
 
 _UNUSED_POSITIONS = 2
@@ -67,16 +67,13 @@ def _fields_of(description: Description) -> Mapping[str, Any]:
 
 
 def _weights(config: ModelConfig) -> Mapping[str, Rows]:
-    places = {
+    norm = {f"model.norm.{part}": Rows(f"model.decoder.final_layer_norm.{part}") for part in ("weight", "bias")}
+    return {
         "model.embed_tokens.weight": Rows("model.decoder.embed_tokens.weight"),
         POSITIONS: Rows("model.decoder.embed_positions.weight", _UNUSED_POSITIONS, config.max_position_embeddings),
+        **norm,
+        **renamed_in_layers(config, "model.decoder.layers", _INNER),
     }
-    for part in ("weight", "bias"):
-        places[f"model.norm.{part}"] = Rows(f"model.decoder.final_layer_norm.{part}")
-        for layer in range(config.num_hidden_layers):
-            ours, theirs = f"model.layers.{layer}", f"model.decoder.layers.{layer}"
-            places |= {f"{ours}.{name}.{part}": Rows(f"{theirs}.{own}.{part}") for name, own in _INNER.items()}
-    return places
 
 
 OPT = Family(

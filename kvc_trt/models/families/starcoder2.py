@@ -7,7 +7,7 @@ from typing import Any
 
 from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
-from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.family_weights import Rows, renamed_in_layers
 from kvc_trt.models.fields.rotary import Length
 
 
@@ -33,12 +33,7 @@ def _fields_of(description: Description) -> Mapping[str, Any]:
 
 
 def _weights(config: ModelConfig) -> Mapping[str, Rows]:
-    return {
-        f"model.layers.{layer}.mlp.{ours}.{part}": Rows(f"model.layers.{layer}.mlp.{theirs}.{part}")
-        for layer in range(config.num_hidden_layers)
-        for ours, theirs in (("up_proj", "c_fc"), ("down_proj", "c_proj"))
-        for part in ("weight", "bias")
-    }
+    return renamed_in_layers(config, "model.layers", {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 
 
 STARCODER2 = Family(

@@ -14,7 +14,7 @@ from typing import Any
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.config import Description, LongRope, ModelConfig
-from kvc_trt.models.family import ACTIVATIONS, Family, families
+from kvc_trt.models.family import ACTIVATIONS, UNDECLARED, Family, families
 from kvc_trt.models.fields.rotary import rotary_settings, stretched_length
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
@@ -78,6 +78,7 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
         found = describe(getattr(fields, name) if found is None else found)
         return InputError(f"{source}: {names.get(name, name)} is {found}, expected {expected}")
 
+    _check_undeclared(given, family, source)
     hidden, heads = fields.hidden_size, fields.num_attention_heads
     kv_heads = fields.num_key_value_heads
     if kv_heads is None:
@@ -168,6 +169,22 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
             hint=f"{_SUFFIX} behind one of {classes}; or {beside_images}",
         )
     return known[found[0]]
+
+
+def _check_undeclared(given: Mapping[str, Any], family: Family, source: str) -> None:
+    """Refuse a field of `UNDECLARED` that the family does not read, unless it has no effect."""
+    for name, neutral in UNDECLARED.items():
+        found = given.get(name, neutral)
+        if name == "layer_types" and isinstance(found, list):
+            found = next((kind for kind in found if kind != "full_attention"), neutral)
+        if name not in family.fields.model_fields and found != neutral:
+            shown, expected = (_in_json(value) for value in (found, neutral))
+            raise InputError(f"{source}: {name} is {shown}, expected {expected} for {family.architecture}")
+
+
+def _in_json(value: Any) -> str:
+    names = {None: "null", True: "true", False: "false"}
+    return names[value] if value is None or isinstance(value, bool) else describe(value)
 
 
 def _with_rotary_channels(

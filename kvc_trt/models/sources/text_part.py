@@ -17,7 +17,7 @@ from kvc_trt.validation import ForeignSchema, validated
 _OUTSIDE = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Fields of the decoder that stand beside `text_config`, within it, or in both places."""
 _PREFIX = re.compile(r"^(?:(model\.language_model|language_model\.model)\.|language_model\.(?=lm_head\.))")
-"""What a decoder's tensors begin with; `model.` takes its place, but before the head of the vocabulary."""
+"""The prefix of a decoder's tensors; `model.` takes its place, but before the head of the vocabulary."""
 
 
 class _Outer(ForeignSchema):

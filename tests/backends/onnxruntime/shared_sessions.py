@@ -38,5 +38,5 @@ class SharingExecutor(OnnxRuntimeExecutor):
 
 @lru_cache(maxsize=24)
 def _loaded_of(program: Program) -> dict[Hashable, tuple[Any, object]]:
-    """What executors of a program have loaded, by the arguments with which it was, and the weights that it reads."""
+    """Return the objects that a program's executors have loaded, by their arguments, with the weights they read."""
     return {}

@@ -19,7 +19,7 @@ def node(name, start, length, operator="MatMul"):
     return {"cat": "Node", "name": name, "ts": start, "dur": length, "args": {"op_name": operator}}
 
 
-def test_union_of_the_functions_nodes_per_run(tmp_path):
+def test_time_of_a_function_is_the_union_of_its_nodes_per_run(tmp_path):
     events = [
         {"cat": "Session", "name": "model_run", "ts": 0, "dur": 1000},
         node("_inlfunc_KvcCompact_TopK_3_kernel_time", 100, 50),
@@ -50,14 +50,14 @@ def compaction(program, tokens, repeats):
     )
 
 
-def test_compaction_of_a_real_prefill(program):
+def test_compaction_takes_part_of_a_prefill(program):
     found = compaction(program, 400, 2)
     assert found is not None
     assert 0 < found.part < found.run
 
 
 @pytest.mark.parametrize("policy", ["keydiff", "expected-attention", "h2o"])
-def test_compaction_by_any_operator_counts(make_program, policy):
+def test_time_of_every_compaction_operator_is_counted(make_program, policy):
     found = compaction(make_program(policy, max_input_len=512, max_output_len=32, token_budget=64), 400, 1)
     assert found is not None
     assert 0 < found.part < found.run
@@ -70,7 +70,7 @@ def test_compaction_by_the_native_operator_counts(program, library, monkeypatch)
     assert 0 < found.part < found.run
 
 
-def test_a_full_cache_compacts_nothing(program):
+def test_a_full_cache_spends_no_time_on_compaction(program):
     dense = twin_program(program)
     assert compaction(dense, 200, 1) is None
     # The profile tells by the nodes, not by the policy's name: a graph without them has no time in them.

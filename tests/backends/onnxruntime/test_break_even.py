@@ -51,7 +51,7 @@ def test_sparse_and_dense_steps_are_measured_and_the_answer_is_kept(model, param
 @pytest.mark.parametrize(
     "content", ["[1]", "true", "-3", "1e999", "NaN", str(10**18), "9" * 5000, '"33"', "", "[" * 60]
 )
-def test_what_is_no_length_is_measured_again(content):
+def test_a_stored_value_that_is_no_length_is_measured_again(content):
     remembered({"machine": 1}, lambda: 33)
     (kept,) = (cache_root() / "break-even").iterdir()
     kept.write_text(content)

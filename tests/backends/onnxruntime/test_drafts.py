@@ -94,7 +94,7 @@ def test_a_rejection_at_each_place_leaves_what_steps_leave(programs, policy):
     kept=st.lists(st.integers(1, 1 + DRAFT_TOKENS), min_size=1, max_size=6),
     policy=st.sampled_from(["rocketkv", "quest", "sparq", *FP8]),
 )
-def test_any_lengths_and_any_pages(programs, lengths, kept, policy):
+def test_drafts_equal_steps_for_random_lengths_and_acceptances(programs, lengths, kept, policy):
     rows = Rows(programs(policy), lengths)
     for number, count in enumerate(kept):
         rows.check([count] * len(lengths), seed=number)

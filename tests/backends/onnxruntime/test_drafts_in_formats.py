@@ -19,7 +19,7 @@ from tests.every_policy import CHECKING_DRAFTS
 from tests.runtime.test_speculation import Always
 
 ONE_CODE = 0.15
-"""Of the largest number of a vector: more than one step of any format."""
+"""Share of a vector's largest number: more than one step of any format."""
 FLIPPED = 0.01
 """The share of codes that may differ: passes and steps round keys and values differently, and a few are beside an
 edge of two codes."""

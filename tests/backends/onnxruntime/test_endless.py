@@ -78,7 +78,7 @@ def test_an_answer_longer_than_the_cache_is_not_cut_short(executor_of, name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_in_place_it_is_what_it_is_in_separate_memory(executor_of, name):
+def test_steps_in_place_equal_steps_in_separate_memory(executor_of, name):
     """Sums and positions are read and written in the same buffers; so is a ring that turns."""
     executor = executor_of(name, 60)
     executor.allocate(2)

@@ -172,7 +172,7 @@ def test_the_twin_is_bit_identical_while_every_row_fits(rocketkv):
     np.testing.assert_array_equal(*steps)
 
 
-def test_onnxruntimes_own_profile(rocketkv, tmp_path):
+def test_profiling_writes_a_file_for_each_graph(rocketkv, tmp_path):
     executor = OnnxRuntimeExecutor(rocketkv, RunOptions(threads=1), profile=tmp_path)
     executor.allocate(1)
     executor.decode(*filled(executor, 1))
@@ -183,7 +183,7 @@ def test_onnxruntimes_own_profile(rocketkv, tmp_path):
         assert any(event["cat"] == "Node" for event in json.loads(file.read_text()))
 
 
-def test_a_graph_that_cannot_be_loaded(rocketkv, tmp_path):
+def test_a_broken_graph_is_refused_by_its_file_name(rocketkv, tmp_path):
     from dataclasses import replace
 
     broken = tmp_path / "decode.onnx"

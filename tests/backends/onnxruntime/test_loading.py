@@ -14,7 +14,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 
 
 def binding_of(shape):
-    """A graph that makes a tensor of zeros of the given shape, bound and ready to run."""
+    """Return a graph that makes a tensor of zeros of the given shape, bound and ready to run."""
     node = helper.make_node("ConstantOfShape", ["shape"], ["zeros"])
     inputs = [helper.make_tensor_value_info("shape", TensorProto.INT64, [2])]
     outputs = [helper.make_tensor_value_info("zeros", TensorProto.FLOAT, ["rows", "columns"])]
@@ -32,7 +32,7 @@ def test_a_run_beyond_memory_is_a_clear_error():
         run_bound(*binding_of([1 << 22, 1 << 22]))
 
 
-def test_any_other_failure_stays_what_it_is():
+def test_an_ordinary_run_error_is_not_reported_as_missing_memory():
     with pytest.raises(Exception, match="ONNXRuntimeError") as caught:
         run_bound(*binding_of([-1, 2]))
     assert not isinstance(caught.value, UnsupportedEnvironment)

@@ -10,7 +10,7 @@ from kvc_trt.backends.onnxruntime import native
 from kvc_trt.errors import UnsupportedEnvironment
 
 
-def test_none_runs_the_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_none_disables_native_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.VARIABLE, native.NONE)
     assert native.native_operators() is None
     assert native.describe_choice() == "none, the operators' bodies run (KVC_TRT_CPU_KERNELS=none)"
@@ -50,14 +50,16 @@ def test_a_named_library_is_used(library: Path, monkeypatch: pytest.MonkeyPatch)
         ("/nowhere/libkvc_cpu.so", "/nowhere/libkvc_cpu.so: no native operators there"),
     ],
 )
-def test_a_library_that_is_not_there_is_one_line(value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_refused_in_one_line(value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.VARIABLE, value)
     with pytest.raises(UnsupportedEnvironment, match=message):
         native.native_operators()
     assert native.describe_choice().startswith("unusable: ")
 
 
-def test_a_library_that_everybody_can_write_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_everybody_can_write_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "libkvc_cpu.so"
     path.touch()
     path.chmod(0o666)
@@ -66,7 +68,7 @@ def test_a_library_that_everybody_can_write_is_one_line(tmp_path: Path, monkeypa
         native.native_operators()
 
 
-def test_a_file_that_is_no_library_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_no_library_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "libkvc_cpu.so"
     path.write_text("text")
     monkeypatch.setenv(native.VARIABLE, str(path))
@@ -74,7 +76,7 @@ def test_a_file_that_is_no_library_is_one_line(tmp_path: Path, monkeypatch: pyte
         native.native_operators()
 
 
-def test_a_library_of_another_interface_is_one_line(
+def test_a_library_of_another_interface_is_refused_in_one_line(
     library: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,

@@ -43,7 +43,7 @@ class Run:
         return self.scheduler.submit(Request(prompt, new, keep_logits=True, stay=True, ignore_eos=True, **options))
 
     def read_in_slices(self):
-        """From now on, prompts are read in the shortest slices."""
+        """Read prompts in the shortest slices from now on."""
         self.scheduler._worker._slice_seconds = 1e-6
 
     def finish(self):

@@ -48,7 +48,7 @@ def test_runs_after_the_first_are_averaged(tmp_path):
     assert recorded(tmp_path, *events)["Add"].seconds == pytest.approx(3e-6)
 
 
-def test_a_profile_that_a_full_disk_cut_short_is_no_bug(tmp_path):
+def test_a_profile_cut_short_by_a_full_disk_is_reported_as_such(tmp_path):
     recorded(tmp_path, run(0, 50), node("/a", "Add", 0, 9))
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-10])

@@ -45,12 +45,12 @@ def test_steps_and_passes_pack_their_weights(size, quantised, native, steps, pas
         ("tensorrt", "fp16", False, None),
     ],
 )
-def test_a_backend_names_its_copies(name, weights, drafts, copies, monkeypatch):
+def test_each_backend_names_the_graphs_with_packed_weights(name, weights, drafts, copies, monkeypatch):
     monkeypatch.setenv("KVC_TRT_CPU_KERNELS", "none")
     assert backend(name).packed_copies(weights, SMALL, drafts=drafts) == copies
 
 
-def test_sessions_follow_the_rule(make_program, monkeypatch):
+def test_sessions_of_steps_and_drafts_pack_and_prefill_does_not(make_program, monkeypatch):
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
     monkeypatch.setenv("KVC_TRT_CPU_KERNELS", "none")

@@ -74,7 +74,7 @@ def executor(rocketkv):
 
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_any_batch_and_any_order_of_joining_and_leaving(executor, expected, data):
+def test_answers_do_not_depend_on_batch_or_order_of_joining(executor, expected, data):
     session = Session(executor, None, data.draw(st.integers(2, 4)))
     waiting = list(data.draw(st.permutations(range(len(LENGTHS)))))
     index_of, outputs = {}, {}
@@ -89,7 +89,7 @@ def test_any_batch_and_any_order_of_joining_and_leaving(executor, expected, data
         assert_same_where_clear(outputs[index], output, margins)
 
 
-def test_some_answers_depend_on_their_prompt(expected):
+def test_answers_of_the_test_prompts_differ(expected):
     """Otherwise the tests above could not fail."""
     assert len({output.token_ids[:3] for output, _ in expected}) == len(expected)
 

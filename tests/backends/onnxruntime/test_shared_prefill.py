@@ -42,7 +42,7 @@ def executors(programs, shared):
 
 
 def alone(program, prompts):
-    """What the engine's own prefill returns for each row alone, put together."""
+    """Return the engine's own prefill of each row alone, put together."""
     executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     rows = [executor.prefill(prompts[0][row : row + 1], prompts[1][row : row + 1]) for row in range(len(prompts[1]))]
     state = {name: np.concatenate([row.state[name] for row in rows]) for name in rows[0].state}

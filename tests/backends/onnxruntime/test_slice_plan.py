@@ -50,7 +50,7 @@ def test_groups_are_neighbours_and_as_large_as_the_limit_allows(seconds, limit):
         assert sum(seconds[number] for number in one) + seconds[following[0]] > limit
 
 
-def test_two_measurements_give_the_rates_back():
+def test_rates_are_recovered_from_two_measurements():
     rates = Rates(3e-6, 2e-9)
     near, far = (0, 256), (2048, 2304)
     found = fitted((*near, rates.seconds(*near)), (*far, rates.seconds(*far)))
@@ -64,7 +64,7 @@ def test_a_disturbed_measurement_gives_no_negative_rate():
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(0, 1e-7), st.floats(0, 1))
-def test_three_measurements_give_the_rates_back(token_seconds, pair_seconds, block_seconds):
+def test_rates_are_recovered_from_three_measurements(token_seconds, pair_seconds, block_seconds):
     rates = Rates(token_seconds, pair_seconds, block_seconds)
     places = (0, 256), (0, 1024), (2048, 3072)
     found = fitted_to_blocks(*((*place, rates.seconds(*place)) for place in places))

@@ -37,7 +37,7 @@ def prompt(length, seed=0):
 
 
 def drained(slices):
-    """The result, and the number of slices."""
+    """Return the result, and the number of slices."""
     result, yielded = result_of(slices)
     return result, len(yielded) + 1
 

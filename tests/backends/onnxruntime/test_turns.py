@@ -157,7 +157,7 @@ def test_an_engine_without_the_graph_says_how_to_get_one(make_program):
     assert "kvc-trt build --config" in error.value.hint
 
 
-def test_a_policy_without_turns_says_why(make_program):
+def test_a_policy_without_turns_gives_its_reason(make_program):
     program = make_program("streaming-llm, positions of the cache")
     session = Session(SharingExecutor(program, RunOptions(threads=1)), None, 1)
     (row,) = session.add([Request(tokens_of(50)[0])])

@@ -39,13 +39,13 @@ def test_engines_of_either_backend_run_on_the_other(tiny_engine, tiny_arguments,
     assert tokens[0] == tokens[1] == tokens[2]
 
 
-def test_verify_holds_it_to_the_reference(tiny_engine, capfd):
+def test_an_engine_passes_verification_on_openvino(tiny_engine, capfd):
     report = answer(capfd, "verify", tiny_engine, "--backend", "openvino")
     assert report["passed"]
 
 
 @pytest.mark.slow
-def test_blocks_of_a_gguf_file_run_as_they_are(tmp_path, capfd):
+def test_blocks_of_a_gguf_file_run_unchanged(tmp_path, capfd):
     """Q4_0, Q4_1 with its minima, Q8_0 and floats in one engine, and an embedding in 4 bits."""
     kinds = {"attn_q.weight": "Q4_1", "attn_k.weight": "Q8_0", "attn_v.weight": "F16", "ffn_up.weight": "Q4_1"}
     file, engine = write(tmp_path / "model.gguf", kind="Q4_0", kinds=kinds), tmp_path / "engine"
@@ -64,7 +64,7 @@ def test_profile_measures_an_engine_built_for_it(tiny_arguments, tmp_path, capfd
     assert answer(capfd, "profile", engine, *short)["engine"]["backend"] == "openvino"
 
 
-def test_auto_never_takes_it():
+def test_auto_never_selects_openvino():
     assert registry.backend("openvino").automatic is None
 
 

@@ -36,7 +36,7 @@ def padded(lengths, seed=0):
 
 
 def both(program):
-    """The executors of both backends, with their index lists of prefill exposed, and the lists' names."""
+    """Return the executors of both backends, with their index lists of prefill exposed, and the lists' names."""
     names = index_lists(read_graph(program.prefill))
     executors = [kind(program, RunOptions(threads=1), expose=names) for kind in (OnnxRuntimeExecutor, OpenVinoExecutor)]
     for executor in executors:
@@ -129,7 +129,7 @@ def test_decoding_goes_on_in_place(make_program, fp8_bounds):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("int8", 2e-2), ("int4", 2e-2), ("fp16", 2e-3)])
-def test_quantised_and_half_weights(make_program, precision, tolerance):
+def test_quantised_and_half_precision_weights_stay_near_the_reference(make_program, precision, tolerance):
     """`full` keeps everything, so inputs rounded to 8 bits change the result only a little."""
     expected, executor, _ = both(make_program("full", precision))
     ids, lengths = padded(LENGTHS)
@@ -139,7 +139,7 @@ def test_quantised_and_half_weights(make_program, precision, tolerance):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_products_of_older_engines(bits):
+def test_quantised_products_of_older_engines_are_near_dequantised_ones(bits):
     """Graphs of older engines call MatMulNBits, whose scales are float32 and flat."""
     rows, columns, random = 48, 64, np.random.default_rng(0)
     packed = random.integers(0, 256, (rows, columns // BLOCK, BLOCK * bits // 8), np.uint8)
@@ -170,7 +170,7 @@ def test_heads_that_fused_attention_does_not_take_run_the_body(make_program, mon
     assert_same(expected.prefill(ids, lengths), executor.prefill(ids, lengths))
 
 
-def test_bfloat16_is_near(make_program):
+def test_bfloat16_prefill_stays_near_float32(make_program):
     program = make_program("full")
     ids, lengths = padded(LENGTHS)
     exact = OpenVinoExecutor(program, RunOptions(threads=1)).prefill(ids, lengths)
@@ -197,14 +197,14 @@ def test_an_unknown_precision_is_refused():
         BACKEND.check_options(RunOptions(prefill_precision="f64"))
 
 
-def test_the_weight_file_stays_as_it_is(make_program):
+def test_the_weight_file_is_not_changed(make_program):
     program = make_program("full")
     before = hashlib.sha256(program.weight_file.path.read_bytes()).hexdigest()
     OpenVinoExecutor(program, RunOptions(threads=1)).prefill(*padded(LENGTHS))
     assert hashlib.sha256(program.weight_file.path.read_bytes()).hexdigest() == before
 
 
-def test_a_graph_that_openvino_refuses_is_one_line(make_program):
+def test_a_graph_that_openvino_refuses_is_reported_in_one_line(make_program):
     program = make_program("full")
     graph = read_graph(program.prefill)
     graph.graph.node[-1].op_type = "NoSuchOperator"

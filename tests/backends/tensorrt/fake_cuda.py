@@ -128,7 +128,7 @@ class FakeEngine:
     num_optimization_profiles = 1
 
     cuda: FakeCuda
-    """Whose memory and stream its contexts use."""
+    """The fake CUDA whose memory and stream its contexts use."""
 
     def __init__(self, model: Any, directory: Any, ranges: Sequence[tuple[int, ...]]) -> None:
         self.session = open_session(model, directory)
@@ -209,7 +209,7 @@ class FakeContext:
 
 
 def at(address: int, shape: Sequence[int], value: Any) -> np.ndarray:
-    """The array at an address."""
+    """Return the array at an address."""
     dtype = np.dtype(TYPES[value.type][1])
     size = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)

@@ -86,7 +86,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings(trt: Any, graph: Any, weights: HeldFile | None, profiles: Any, options: PlanOptions) -> dict[str, Any]:
-    """The configuration itself, read back from the builder."""
+    """Return the configuration itself, read back from the builder."""
     with parsed_network(trt, graph, weights, PLUGINS) as network:
         config = configuration(trt, network, profiles, options)
         return {

@@ -102,7 +102,7 @@ def good_fields(operator: str, numbers: Mapping[str, int] = MappingProxyType({})
 
 
 def fields_with_defaults(operator: str, fields: Mapping[str, int]) -> dict[str, int]:
-    """What a plugin of these fields keeps, in the order of its attributes."""
+    """Return the fields that a plugin made of these keeps, in the order of its attributes."""
     names = [one.name for one in BY_NAME[operator].call_attributes]
     return {name: fields.get(name, 0) for name in names}
 
@@ -215,13 +215,13 @@ def _step(name: str, case, expected: list[Tensor]) -> Step:
 
 
 def turn_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...], *, fp8: bool = False) -> Step:
-    """A compaction after a turn in which row i has i + 1 queries that vote."""
+    """Return a compaction after a turn in which row i has i + 1 queries that vote."""
     case = turn_case(lengths, [*range(1, len(lengths) + 1)], heads=6, kv_heads=2, page=3, dtype=dtype, fp8=fp8)
     return _computed("KvcCompactTurn", case, emulation)
 
 
 def rows_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
-    """A compaction after a turn whose rows have budgets and pool kernels of their own."""
+    """Return a compaction after a turn whose rows have budgets and pool kernels of their own."""
     case = turn_case(lengths, [*range(1, len(lengths) + 1)], heads=6, kv_heads=2, page=3, dtype=dtype)
     numbers = range(len(lengths))
     own = {
@@ -282,7 +282,7 @@ def replace_bounds_step(
 
 
 def _computed(name: str, case, emulation: KernelLibrary) -> Step:
-    """The step of an operator, and the kernels' result on a copy of it."""
+    """Return the step of an operator, and the kernels' result on a copy of it."""
     operator = BY_NAME[name].for_numbers(vars(case))
     names = [tensor.name for tensor in operator.inputs] + [one.name for one in operator.attributes]
     given = {key: value.clone() if isinstance(value := getattr(case, key), Tensor) else value for key in names}

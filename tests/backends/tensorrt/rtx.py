@@ -23,7 +23,7 @@ BINDINGS, LIBRARIES = "tensorrt_rtx_bindings", "tensorrt_rtx_libs"
 
 
 def missing() -> str | None:
-    """Why the parser cannot be asked here; None where it can."""
+    """Return the reason why the parser cannot be asked here; None if it can."""
     if importlib.util.find_spec(BINDINGS) is None or importlib.util.find_spec(LIBRARIES) is None:
         return "no TensorRT-RTX in this Python: pip install '.[tensorrt-rtx]'"
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
@@ -32,7 +32,7 @@ def missing() -> str | None:
 
 
 def load_or_skip() -> ModuleType:
-    """The module, or a skipped test that says why."""
+    """Return the module, or a skipped test that says why."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
     return load()
@@ -40,7 +40,7 @@ def load_or_skip() -> ModuleType:
 
 @cache
 def load() -> ModuleType:
-    """The module of the bindings, an API of the same shape as `tensorrt`."""
+    """Return the module of the bindings, an API of the same shape as `tensorrt`."""
     _preload_alias()
     return importlib.import_module(BINDINGS)
 

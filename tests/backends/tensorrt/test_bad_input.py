@@ -127,14 +127,14 @@ ENGINES = {
 }
 
 
-def test_the_good_missing_here_nothing():
+def test_a_complete_machine_lacks_nothing():
     assert missing_here(GOOD) == []
     assert missing_for(TARGET, GOOD, REBUILD) == []
     assert library_of(TARGET, GOOD) is PLUGINS
 
 
 @pytest.mark.parametrize("case", MACHINES)
-def test_what_a_missing_here(case):
+def test_each_lack_of_a_machine_is_one_message_with_a_hint(case):
     machine, message, hint = MACHINES[case]
     missing = missing_here(machine)
     assert [str(one) for one in missing] == [message]
@@ -145,7 +145,7 @@ def test_what_a_missing_here(case):
 
 
 @pytest.mark.parametrize("case", ENGINES)
-def test_what_an_missing_for(case):
+def test_each_mismatch_of_engine_and_machine_is_one_message_with_a_hint(case):
     machine, target, message, hint = ENGINES[case]
     missing = missing_for(target, machine, REBUILD)
     assert len(missing) == 1
@@ -161,7 +161,7 @@ def test_loading_an_engine_finds_what_doctor_says(case):
     assert message in map(str, missing_for(TARGET, machine, REBUILD))
 
 
-def test_a_bare_machine_hears_of_everything_at_once():
+def test_a_bare_machine_gets_every_missing_part_in_one_list():
     said = [str(one) for one in missing_here(GpuMachine())]
     assert [line.split(":")[0] for line in said] == ["TensorRT", "cuda-bindings", "NVIDIA driver", "plugin library"]
 
@@ -189,13 +189,13 @@ def test_the_library_is_known_by_its_hash_whatever_kind_it_is():
     "target",
     [None, {}, {"backend": "onnxruntime", "architecture": "cpu"}, {**MANIFEST["target"], "plugins": {"file": "x"}}],
 )
-def test_a_manifest_without_a_tensorrt_target(target):
+def test_a_manifest_without_a_tensorrt_target_is_refused(target):
     with pytest.raises(InputError, match="expected the target of a TensorRT engine, found") as caught:
         BuiltFor.of(target, "engine")
     assert caught.value.exit_code == 2
 
 
-def test_a_prompt_too_long_for_the_profiles():
+def test_a_prompt_longer_than_every_profile_is_refused():
     profiles = prefill_profiles(max_input_len=4000, max_batch_size=8)
     with pytest.raises(InputError, match="expected at most 4096 padded tokens") as caught:
         choose_profile(profiles, 1, 8192)
@@ -203,7 +203,7 @@ def test_a_prompt_too_long_for_the_profiles():
     assert "--max-input-len" in caught.value.hint
 
 
-def test_a_batch_too_large_for_the_profiles():
+def test_a_batch_larger_than_every_profile_is_refused():
     with pytest.raises(InputError, match="9 rows: expected at most 8 rows") as caught:
         choose_profile(decode_profiles(8), 9)
     assert "--max-batch-size" in caught.value.hint
@@ -218,7 +218,7 @@ def test_a_batch_too_large_for_the_profiles():
         (700, "cudaErrorIllegalAddress", UnsupportedEnvironment, "kvc-trt doctor"),
     ],
 )
-def test_errors_of_cuda_are_one_line(status, name, kind, hint):
+def test_errors_of_cuda_are_reported_in_one_line(status, name, kind, hint):
     error = failure(status, name, "allocating 12.0 GiB")
     assert type(error) is kind
     assert error.message == f"CUDA, allocating 12.0 GiB: {name} ({status})"
@@ -226,7 +226,7 @@ def test_errors_of_cuda_are_one_line(status, name, kind, hint):
     assert error.exit_code == 3
 
 
-def test_doctor_shows_the_facts():
+def test_doctor_shows_gpu_driver_and_plugins():
     found = describe(GOOD)
     assert found["gpu"] == "NVIDIA H200 (sm_90, 140.4 GiB)"
     assert found["driver"] == "for CUDA 13.0"

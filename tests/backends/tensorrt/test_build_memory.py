@@ -49,7 +49,7 @@ def test_an_8b_build_does_not_hold_three_models():
         assert estimated(profiles).mapped == WEIGHTS
 
 
-def test_activations_of_a_long_prompt():
+def test_activation_bytes_of_a_long_prompt_match_the_formula():
     tokens, profile = 32768, Profile(Range(1, 1, 1), Range(128, 32768, 32768))
     expected = tokens * (2 * 4096 + 3 * 14336) * 2 + 4 * MODEL.vocab_size
     assert activation_bytes(MODEL, profile) == expected
@@ -87,7 +87,7 @@ def test_builds_that_do_not_fit_say_by_how_much():
         check_fits(needed, FreeMemory(64 * GIB, 10 * GIB, "H100"), "the decode engine")
 
 
-def test_the_estimate_in_words():
+def test_the_estimate_prints_memory_and_mapped_weights():
     assert "34.0 GiB of memory (and 16.0 GiB of weights mapped" in estimated(decode_profiles(8)).as_text()
 
 

@@ -59,7 +59,7 @@ def save_graphs(path, source, precision):
 
 
 def changed(directory, name, change):
-    """A weight file of the same name elsewhere."""
+    """Return a weight file of the same name elsewhere."""
     other = directory / name / "weights.safetensors"
     other.parent.mkdir()
     other.write_bytes(change((directory / "weights.safetensors").read_bytes()))
@@ -72,7 +72,7 @@ def with_other_embedding(directory, data):
 
 
 def requests(directory, cache):
-    """All requests, for one process: NAME -> the differences from a plain build of the decode graph."""
+    """Return all requests, for one process: NAME -> the differences from a plain build of the decode graph."""
     place = GraphWeights(directory / "weights.safetensors").stored(EMBEDDING)
     embedding = (directory / "weights.safetensors").read_bytes()[place.offset : place.offset + 64]
     elsewhere = directory / "other.safetensors"
@@ -143,7 +143,7 @@ def ask(directory, emulation, tmp_path_factory):
     ("name", "plugins"),
     [("prefill", {"KvcCompact": 2}), ("decode", {"KvcDenseAttention": 1, "KvcHybridAttention": 2})],
 )
-def test_a_plan_of_each_graph(answers, directory, name, plugins):
+def test_each_graph_becomes_a_plan_with_its_plugins(answers, directory, name, plugins):
     answer = answers[name]
     assert answer.get("error") is None, answer
     assert answer["plugins"] == plugins
@@ -182,7 +182,7 @@ def test_the_builders_phases_reach_the_progress(answers):
     assert answers["decode"]["open"] == 0
 
 
-def test_the_configuration(answers):
+def test_the_builder_is_configured_as_intended(answers):
     assert answers["settings"] == {
         "aliases": True,
         "tf32": False,
@@ -224,12 +224,12 @@ def test_a_missing_plugin_fails_the_build(answers):
         ("no weights", "expected it in the graph"),
     ],
 )
-def test_weights_that_do_not_belong_to_the_graph(answers, name, message):
+def test_weights_that_do_not_fit_the_graph_are_refused(answers, name, message):
     assert answers[name]["error"] == "InputError"
     assert message in answers[name]["message"]
 
 
-def test_a_profile_that_cannot_be(answers):
+def test_an_impossible_profile_fails_the_build(answers):
     assert answers["impossible profile"]["error"] == "UnsupportedEnvironment"
     assert answers["impossible profile"]["bytes"] == 0
 

@@ -24,7 +24,7 @@ from tests.backends.tensorrt.weightless import preset_graphs, weightless_extend
 from tests.graph.small_models import LLAMA, resolve
 
 
-def test_the_profiles_of_a_usual_engine():
+def test_profiles_of_a_usual_engine_are_the_golden_ones():
     assert prefill_profiles(32768, 8) == (
         Profile(Range(1, 1, 8), Range(128, 2048, 2048)),
         Profile(Range(1, 1, 4), Range(2176, 8192, 8192)),
@@ -89,7 +89,7 @@ def test_shapes_are_those_of_the_graphs_inputs():
     assert shapes.keys() == {value.name for value in decode.graph.input}
 
 
-def test_shapes_of_a_turn():
+def test_shapes_of_a_turn_cover_every_input():
     extend = weightless_extend(LLAMA, resolve("rocketkv"), "bf16")
     shapes = input_shapes(extend, Profile(Range(1, 1, 1), Range(1, 64, 200)))
     assert shapes["input_ids"] == ((1, 1), (1, 64), (1, 200))

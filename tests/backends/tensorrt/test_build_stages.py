@@ -50,7 +50,7 @@ def test_every_backend_has_makers_for_its_stages(name, tiny_model):
     assert made.keys() == found.files.keys()
 
 
-def test_a_backend_without_engine_directories():
+def test_the_reference_is_no_backend_to_build_for():
     with pytest.raises(InputError, match="unknown backend 'reference'") as caught:
         backend("reference")
     assert caught.value.hint == "one of auto, onnxruntime, openvino, tensorrt, tensorrt-llm, torch"
@@ -91,7 +91,7 @@ def test_a_checkpoint_in_fp8_stays_so_for_tensorrt_alone(fp8_model, backend, set
     assert request.dtype == request.model.dtype == dtype
 
 
-def test_elsewhere_a_checkpoint_in_fp8_is_dequantised_and_that_is_said(fp8_model, tmp_path, capfd):
+def test_other_backends_dequantise_an_fp8_checkpoint_and_say_so(fp8_model, tmp_path, capfd):
     engine = tmp_path / "engine"
     lengths = ["--token-budget", "64", "--max-input-len", "128", "--max-output-len", "32"]
     assert run(["build", "--model", str(fp8_model), *lengths, "--no-verify", "-o", str(engine)]) == 0
@@ -100,7 +100,7 @@ def test_elsewhere_a_checkpoint_in_fp8_is_dequantised_and_that_is_said(fp8_model
     np.testing.assert_array_equal(weights.read(matrix), as_floats(Checkpoint(fp8_model)).read(matrix))
 
 
-def test_a_plan_of_a_checkpoint_in_fp8(fp8_model, capsys):
+def test_plan_counts_fp8_weights_in_fp8(fp8_model, capsys):
     command = ["plan", "--model", str(fp8_model), "--token-budget", "64", "--max-output-len", "32", "--json"]
     sizes = {}
     for weights in ("auto", "bf16"):
@@ -122,7 +122,7 @@ def test_a_plan_of_a_checkpoint_in_fp8(fp8_model, capsys):
         ("tensorrt", {"dense_until": "auto"}, "--dense-until auto is measured on a CPU"),
     ],
 )
-def test_settings_that_the_backend_has_no_use_for(tiny_model, backend, settings, message):
+def test_settings_that_a_backend_does_not_support_are_refused(tiny_model, backend, settings, message):
     with pytest.raises(InputError, match=message) as caught:
         resolved(tiny_model, backend, **settings)
     assert caught.value.hint or "compatibility" in settings
@@ -146,7 +146,7 @@ def test_without_tensorrt_a_build_ends_before_any_work(tiny_arguments, tmp_path,
     assert not (tmp_path / "engine").exists()
 
 
-def test_the_module_says_what_is_missing(monkeypatch):
+def test_a_missing_tensorrt_names_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(UnsupportedEnvironment, match=r"package tensorrt .*expected TensorRT 10\.15 or newer") as caught:
         load_tensorrt()
@@ -154,11 +154,11 @@ def test_the_module_says_what_is_missing(monkeypatch):
 
 
 @pytest.mark.parametrize(("version", "numbers"), [("10.15.1.29", (10, 15)), ("11.4.0.106", (11, 4))])
-def test_versions(version, numbers):
+def test_version_of_a_module_is_its_first_two_numbers(version, numbers):
     assert version_of(type("Module", (), {"__version__": version})) == numbers
 
 
-def test_a_version_without_numbers():
+def test_a_version_without_numbers_is_refused():
     with pytest.raises(UnsupportedEnvironment, match="calls its version 'dev'"):
         version_of(type("Module", (), {"__version__": "dev"}))
 
@@ -206,12 +206,12 @@ def test_a_tensorrt_engine_opens_without_tensorrt(compiled, capfd):
 
 
 @pytest.mark.parametrize("name", ["decode.engine", "inspector/prefill.json", "weights.safetensors"])
-def test_a_directory_without_one_of_its_files(compiled, name):
+def test_an_engine_directory_without_one_of_its_files_is_refused(compiled, name):
     with pytest.raises(InputError, match=f"lists no {name}"):
         open_engine(compiled(without=[name]))
 
 
-def test_a_damaged_plan(compiled):
+def test_a_damaged_plan_is_refused_with_the_command_that_rebuilds(compiled):
     path = compiled()
     (path / "decode.engine").write_bytes(b"not a pLan")
     with pytest.raises(InputError, match=r"decode\.engine was changed") as caught:
@@ -234,7 +234,7 @@ def test_a_damaged_plan(compiled):
         {"more": 1},
     ],
 )
-def test_a_target_that_is_none(compiled, change):
+def test_an_invalid_target_is_refused(compiled, change):
     assert backend("tensorrt").target_problem(TARGET) is None
     with pytest.raises(InputError, match="was built for"):
         open_engine(compiled(**change))
@@ -248,7 +248,7 @@ def test_a_compiled_engine_is_replaced_whole(compiled, tiny_arguments):
     assert not (path / "inspector").exists()
 
 
-def test_the_files_of_each_backend():
+def test_each_backend_requires_its_own_files():
     files = {name: each.required_files for name, each in backends().items()}
     assert files["onnxruntime"] == ("config.json", "weights.safetensors", "prefill.onnx", "decode.onnx")
     assert files["torch"] == files["onnxruntime"]

@@ -50,7 +50,7 @@ def cuda(monkeypatch):
 
 
 def lowered(model, *, without: str | None = None):
-    """The decode graph after the passes whose output ONNX Runtime can execute."""
+    """Return the decode graph after the passes whose output ONNX Runtime can execute."""
     copy = type(model)()
     copy.CopyFrom(model)
     for step in EXECUTABLE_PASSES:
@@ -157,7 +157,7 @@ def test_greedy_step_and_logits_agree(executor, program):
     assert best.tolist() == executor.decode_greedy(*fed).tolist()
 
 
-def test_logits_that_are_not_finite_are_said(executor, program):
+def test_non_finite_logits_are_reported_by_row(executor, program):
     session = Session(executor, None, ROWS)
     session.add(requests())
     executor.fill_rows({t.name: np.full(t.shape, np.nan, np.float32) for t in program.state if "v_cache" in t.name})
@@ -169,7 +169,7 @@ def test_logits_that_are_not_finite_are_said(executor, program):
         session.step()
 
 
-def test_everything_is_given_back(executor, cuda):
+def test_release_frees_all_device_memory(executor, cuda):
     generated(executor)
     executor.release()
     assert cuda.allocations == 0

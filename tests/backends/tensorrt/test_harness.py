@@ -81,7 +81,7 @@ def test_every_operator_alone_is_built_as_the_plugin(any_engine, ask_parser):
     assert answers[2]["aliases"] == {"result.1": "k_cache", "result.2": "v_cache", "result.3": "bounds"}
 
 
-def test_for_shapes_leaves_the_operator_as_it_is(any_engine):
+def test_for_shapes_does_not_change_the_operator(any_engine):
     """ONNX Runtime gives the same result for the graph with and without fixed shapes."""
     engine = any_engine
     op = next(

@@ -74,7 +74,7 @@ class TestState:
         tensor = StateTensor(0, 0, "k_cache.0", "bfloat16", (2, 40, 16), 0.0, "k_cache_out.0")
         return [("k_cache.0", tensor, True)]
 
-    def test_right(self, wanted):
+    def test_state_tensors_of_a_right_engine_have_no_problems(self, wanted):
         assert state_problems("decode", tensors(), wanted) == []
 
     @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ class TestState:
             ({"on_device": False}, "decode: k_cache.0 is on the host"),
         ],
     )
-    def test_wrong(self, wanted, change, problem):
+    def test_a_wrong_state_tensor_is_named_with_what_was_expected(self, wanted, change, problem):
         (found,) = state_problems("decode", tensors(replace(tensors()[0], **change)), wanted)
         assert problem in found
 
@@ -97,7 +97,7 @@ class TestState:
         (found,) = state_problems("decode", [replace(bounds, dtype="BF16")], wanted)
         assert "bounds.0: expected input INT8 [B,2,32,16], found input BF16 [B,2,32,16]" in found
 
-    def test_missing(self, wanted):
+    def test_a_missing_state_tensor_is_named(self, wanted):
         assert state_problems("decode", tensors()[1:], wanted) == ["decode: k_cache.0 is missing"]
 
     def test_types_have_the_names_of_tensorrt(self):
@@ -115,7 +115,7 @@ class TestLibraries:
             check_trusted(library)
         assert f"chmod go-w {library}" in caught.value.hint
 
-    def test_neither_is_one_in_a_folder_that_everybody_can_write(self, tmp_path):
+    def test_a_library_in_a_folder_that_everybody_can_write_is_not_loaded(self, tmp_path):
         library = tmp_path / "open" / "libkvc_plugins.so"
         library.parent.mkdir()
         library.write_bytes(b"")
@@ -123,13 +123,13 @@ class TestLibraries:
         with pytest.raises(UnsupportedEnvironment, match=r"open can be written by everybody"):
             check_trusted(library)
 
-    def test_a_missing_one_is_named(self, tmp_path):
+    def test_a_missing_library_is_named(self, tmp_path):
         with pytest.raises(UnsupportedEnvironment, match="expected a plugin library, found nothing"):
             check_trusted(tmp_path / "none.so")
         with pytest.raises(UnsupportedEnvironment, match="found no regular file"):
             check_trusted(tmp_path)
 
-    def test_only_absolute_paths_are_taken(self, tmp_path):
+    def test_only_absolute_paths_to_a_library_are_accepted(self, tmp_path):
         packaged = tmp_path / "libkvc_plugins.so"
         assert named_path(None, packaged) is None
         packaged.write_bytes(b"")
@@ -155,7 +155,7 @@ class TestLibraries:
         (found,) = plugins.find_libraries(ask=True)
         assert (found.kind, found.abi, found.executor) == ("python", ABI_VERSION, "emulation")
 
-    def test_a_named_one_that_is_not_there_is_a_fact(self, monkeypatch):
+    def test_a_configured_library_that_does_not_exist_is_reported(self, monkeypatch):
         monkeypatch.setenv(plugins.VARIABLE, "/nowhere/libkvc_plugins.so")
         facts = machine.inspect_machine(ask_libraries=False)
         assert facts.libraries == ()
@@ -182,7 +182,7 @@ class TestCuda:
             with pytest.raises(UnsupportedEnvironment, match=r"cudaErrorInsufficientDriver \(35\)"):
                 attempt()
 
-    def test_facts_of_a_machine_without_a_driver(self, runtime):
+    def test_a_machine_without_a_driver_reports_no_gpu(self, runtime):
         facts = machine.inspect_machine(ask_libraries=False)
         if facts.driver is not None:
             pytest.skip("this machine has a driver")

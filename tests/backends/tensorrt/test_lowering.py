@@ -146,7 +146,7 @@ def test_a_decode_graph_stays_the_same_program(make_engine, policy):
 # --- single passes ---
 
 
-def test_the_model_that_is_lowered_stays_as_it_is():
+def test_lowering_does_not_change_its_model():
     for model in small_graphs():
         before = model.SerializeToString(deterministic=True)
         lowered(model)
@@ -162,7 +162,7 @@ def test_weights_are_referred_to_and_not_read():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_width_is_left_to_be_counted(policy):
+def test_every_reshape_names_its_last_width(policy):
     prefill, _ = small_graphs(policy)
     model = partly_lowered(prefill, 2)
     lists = {node.output[0]: attributes_of(node)["value"] for node in nodes_of(model, "Constant")}
@@ -175,7 +175,7 @@ def test_no_width_is_left_to_be_counted(policy):
 
 
 def answering(rows: np.ndarray) -> ModelProto:
-    """A decode graph whose logits are given to it."""
+    """Return a decode graph whose logits are given to it."""
     sizes = ["batch", rows.shape[1]]
     values = [
         helper.make_tensor_value_info("token", TensorProto.INT64, ["batch"]),
@@ -187,7 +187,7 @@ def answering(rows: np.ndarray) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
 
-def test_of_equal_logits_the_lowest_token_is_best_and_broken_ones_are_said():
+def test_the_lowest_of_equal_logits_is_best_and_non_finite_ones_are_reported():
     rows = np.random.default_rng(0).standard_normal((9, 300)).astype(np.float32)
     rows[0, [290, 7, 40]] = 9.0
     rows[1] = -3.0
@@ -266,7 +266,7 @@ def test_the_fields_are_those_of_the_plugin(operator):
     assert list(FIELDS[operator]) == [attribute.name for attribute in OPERATORS[operator].attributes]
 
 
-def test_attributes_that_are_no_fields_are_dropped():
+def test_attributes_without_a_plugin_field_are_dropped():
     _, decode = small_graphs()
     for node in nodes_of(decode, "KvcHybridAttention"):
         node.attribute.append(helper.make_attribute("comment", "for people"))
@@ -299,21 +299,21 @@ def test_a_preset_is_lowered_at_full_depth():
 # --- refusals ---
 
 
-def test_a_tensorrt_that_cannot_read_the_graphs():
+def test_a_tensorrt_too_old_for_the_graphs_is_refused():
     with pytest.raises(UnsupportedEnvironment, match=r"TensorRT 10\.14: .*expected 10\.15 or newer") as caught:
         lowered(small_graphs()[1], tensorrt=(10, 14))
     assert caught.value.hint
     lowered(small_graphs()[1], tensorrt=(10, 15))
 
 
-def test_a_plugin_that_the_registry_does_not_have():
+def test_a_plugin_missing_from_the_registry_is_named():
     with pytest.raises(
         UnsupportedEnvironment, match=r"KvcHybridAttention \(layers\.0/.*not in the registry, found Kvc"
     ):
         lowered(small_graphs()[1], plugins=PLUGINS - {"KvcHybridAttention"})
 
 
-def test_a_renamed_attribute():
+def test_a_renamed_attribute_is_refused():
     _, decode = small_graphs()
     for node in nodes_of(decode, "KvcHybridAttention"):
         for attribute in node.attribute:
@@ -342,7 +342,7 @@ def test_graphs_of_earlier_versions_have_no_bounds_in_fp8():
         ("KvcNovelty", KVC_DOMAIN, "no plugin serves this operator"),
     ],
 )
-def test_an_operator_that_tensorrt_does_not_run_as_intended(operator, domain, message):
+def test_operators_that_tensorrt_runs_otherwise_are_refused(operator, domain, message):
     _, decode = small_graphs()
     node = nodes_of(decode, "Sigmoid")[0]
     node.op_type, node.domain = operator, domain
@@ -350,7 +350,7 @@ def test_an_operator_that_tensorrt_does_not_run_as_intended(operator, domain, me
         lowered(decode)
 
 
-def test_another_opset():
+def test_a_graph_of_another_opset_is_refused():
     _, decode = small_graphs()
     decode.opset_import[0].version = 24
     with pytest.raises(InputError, match="opset 24, expected 23"):

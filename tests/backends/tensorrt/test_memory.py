@@ -119,7 +119,7 @@ def test_the_rows_that_are_said_to_fit_do_fit_and_one_more_does_not(policy, shar
     assert plan_of(rows=rows + 1, policy=policy, engine=engine).total > free
 
 
-def test_there_is_always_something_to_do():
+def test_a_plan_that_nothing_shrinks_asks_for_a_larger_gpu():
     plan = plan_of(rows=1)
     assert remedies(plan, plan.total * 2) == ["a GPU with more memory, or a smaller model"]
 
@@ -138,7 +138,7 @@ def test_compaction_and_longer_prompts_need_more():
     assert kept.of(memory.ACTIVATIONS) < shorter.of(memory.ACTIVATIONS)
 
 
-def test_as_data_it_holds_every_gpu_against_it():
+def test_device_memory_compares_the_plan_with_every_gpu():
     found = device_memory(BF16, parameters_of("full", longest=65_000), WEIGHTS, 8, GPUS)
     assert found["total_bytes"] == sum(line["bytes"] for line in found["lines"])
     h100 = found["gpus"][0]

@@ -26,7 +26,7 @@ from tests.plugins_cuda.tensorrt.toolchain import SOURCES
 
 
 def formats(source: str) -> Iterator[str]:
-    """The text of every refuse(...) as a pattern in which * is a value."""
+    """Yield the text of every refuse(...) as a pattern in which * is a value."""
     for call in source.split('refuse("')[1:]:
         pieces = call.split('"')  # literals, and what is between them
         whole = pieces[0]

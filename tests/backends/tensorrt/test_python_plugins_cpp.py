@@ -131,7 +131,7 @@ class CppLibrary:
     def make(
         self, operator: Operator, fields: list[RawField] | None = None, *, numbers: Mapping[str, int] = NONE
     ) -> CppPlugin | str:
-        """A plugin, or the reason of its refusal."""
+        """Return a plugin, or the reason of its refusal."""
         fields = raw(good_fields(operator.name, numbers)) if fields is None else fields
         data = [np.array(field.values, NUMBERS[field.type]) for field in fields]
         rows = [

@@ -70,7 +70,7 @@ def describe(trt, shape, kind):
 
 
 def profile(trt, low, high, kind):
-    """A dynamic description; the optimum is not known yet when TensorRT asks."""
+    """Return a dynamic description; the optimum is not known yet when TensorRT asks."""
     open_dims = tuple(a if a == b else OPEN for a, b in zip(low, high, strict=True))
     desc = trt.DynamicPluginTensorDesc()
     desc.desc = describe(trt, open_dims, kind)

@@ -70,7 +70,7 @@ def test_fields_of_the_graphs_make_plugins_in_both_phases(ask):
         assert made == {"created": True, "capable": True, "fields": expected}
 
 
-def test_every_malformed_field_makes_none_and_says_why(ask):
+def test_a_malformed_field_makes_no_plugin_and_gives_the_reason(ask):
     cases = malformed()
     answer = ask(*(request_of(case.operator, case.fields) for case in cases))
     for case, made in zip(cases, answer["created"], strict=True):

@@ -31,7 +31,7 @@ PRECISION = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 def sampled(number: int) -> tuple[str, ...]:
-    """Two policies for the preset of this number, so that every policy meets presets of several families."""
+    """Return two policies for the preset of this number, so that every policy meets presets of several families."""
     return tuple(WITH_AN_ENGINE[(number + step) % len(WITH_AN_ENGINE)] for step in (0, 2))
 
 

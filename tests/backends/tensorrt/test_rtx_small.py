@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import onnx
@@ -10,12 +11,13 @@ from onnx import ModelProto, TensorProto, helper
 
 from kvc_trt.backends.tensorrt.lowering import PASSES, PLUGINS, expected_aliases, lower
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.errors import InputError
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.operators import OPSET
 from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
 from tests.graph.small_models import FAMILIES, LLAMA, resolve
-from tests.oracles.family_models import our_config
+from tests.oracles.family_models import MODELS, our_config
 
 pytestmark = pytest.mark.tensorrt
 
@@ -47,11 +49,11 @@ def graphs_of(
         pytest.param("fp32", ("rocketkv", "full"), marks=pytest.mark.slow),
     ],
 )
-def test_a_plan_of_both_graphs(ask_parser, precision, policies):
+def test_prefill_and_decode_graphs_become_plans(ask_parser, precision, policies):
     check_plans(ask_parser(*(graph for policy in policies for graph in graphs_of(policy, precision)), plan=True))
 
 
-def test_layers_with_budgets_of_their_own(ask_parser):
+def test_layers_with_different_budgets_become_plans(ask_parser):
     """Capacities and pages differ from layer to layer; each plugin has its layer's numbers."""
     parameters = replace(resolve("rocketkv"), layer_budgets=(60, 40, 30))
     graphs = [
@@ -64,21 +66,37 @@ def test_layers_with_budgets_of_their_own(ask_parser):
 
 
 @pytest.mark.slow
-def test_a_plan_of_every_kind_of_layer(ask_parser):
+def test_graphs_of_every_family_become_plans(ask_parser):
     check_plans(
         ask_parser(*(graph for model in FAMILIES.values() for graph in graphs_of("rocketkv", model=model)), plan=True)
     )
 
 
 @pytest.mark.slow
-def test_a_plan_of_parts_that_llama_has_not(ask_parser):
+def test_graphs_with_parts_that_llama_lacks_become_plans(ask_parser):
     """LayerNorm, norms of results, plain feed-forward blocks, both blocks side by side, layers that do not rotate."""
     models = [our_config(name) for name in ("gpt-neox", "glm4", "smollm3")]
     check_plans(ask_parser(*(graph for model in models for graph in graphs_of("rocketkv", model=model)), plan=True))
 
 
 @pytest.mark.slow
-def test_a_plan_of_every_cache_format(ask_parser):
+def test_nvidias_parser_takes_every_family_that_the_lowering_takes(ask_parser):
+    graphs: dict[str, list] = {}
+    for name in MODELS:
+        with suppress(InputError):
+            graphs[name] = graphs_of("rocketkv", model=our_config(name))
+    taken = {our_config(name).architecture.removesuffix("ForCausalLM") for name in graphs}
+    assert taken >= {"Cohere", "Falcon", "Granite", "Mistral", "OPT", "Olmo", "Olmo2", "Phi3", "Qwen3", "Starcoder2"}
+    for name, answer in zip(
+        (name for name, pair in graphs.items() for _ in pair),
+        ask_parser(*(graph for pair in graphs.values() for graph in pair)),
+        strict=True,
+    ):
+        assert answer["parsed"], (name, answer["errors"])
+
+
+@pytest.mark.slow
+def test_graphs_of_every_cache_format_become_plans(ask_parser):
     forms = [form for form in CACHE_FORMATS if form != "auto"]
     assert len(forms) == 4
     check_plans(ask_parser(*(graph for form in forms for graph in graphs_of("rocketkv", kv_cache=form)), plan=True))

@@ -95,7 +95,7 @@ def lowered(policy: str, precision: str = "bf16", **changes) -> ModelProto:
 
 
 def feeds_of(engine, lengths=(40, 1, 9), stored=(40, 3, 0)) -> dict[str, np.ndarray]:
-    """A ragged turn onto caches that hold random tokens, and other tokens in their free slots."""
+    """Return a ragged turn onto caches that hold random tokens, and other tokens in their free slots."""
     generator = np.random.default_rng(0)
     block = max(lengths)
     feeds = {
@@ -174,7 +174,7 @@ def test_every_operator_of_ours_is_a_plugin_and_every_state_tensor_updated_in_pl
     assert {output: state for output, state in in_place.items() if "_handed_on." not in output} == aliases
 
 
-def test_the_plugins_of_a_turn():
+def test_a_turn_graph_has_the_plugins_of_its_policy():
     layers = LLAMA.num_hidden_layers
     assert expected_plugins(lowered("full")) == {"KvcAppendBlock": layers}
     assert expected_plugins(lowered("hybrid")) == {"KvcAppendBlock": layers, "KvcRaiseBounds": layers}
@@ -252,7 +252,7 @@ def test_nvidias_parser_takes_the_graph_and_its_builder_makes_a_plan(ask_parser,
 
 
 @pytest.mark.tensorrt
-def test_why_caches_without_pages_take_no_turns(ask_parser):
+def test_the_builder_makes_no_turn_plan_for_caches_without_pages(ask_parser):
     """The parser takes the graph; the builder fails by an assertion of its own."""
     (answer,) = ask_parser(lowered("snapkv++"), plan=True)
     assert (answer["parsed"], answer["problem"]) == (True, None)
@@ -268,7 +268,7 @@ def test_a_policy_takes_turns_or_the_reason_is_known(policy):
 
 
 @pytest.mark.tensorrt
-def test_why_a_cache_of_codes_is_handed_on(ask_parser, monkeypatch):
+def test_the_builder_makes_no_plan_unless_a_cache_of_codes_is_handed_on(ask_parser, monkeypatch):
     """The parser takes the graph without it; the builder makes no plan."""
     monkeypatch.setattr(passes, "PASSES", tuple(step for step in passes.PASSES if step is not hand_on_state))
     (answer,) = ask_parser(lowered("rocketkv, kv_cache=int8"), plan=True)
@@ -322,7 +322,7 @@ def executor_of(engine_of, cuda):
 
 
 def conversation(executor, turns=((30, 5), (1, 40))):
-    """Tokens of two rows of three that answer, are asked again, and answer."""
+    """Return the tokens of two rows of three that answer, are asked again, and answer."""
     session = Session(executor, None, ROWS)
     requests = [Request(tuple(prompt.tolist()), max_new_tokens=3, stay=True) for prompt in prompts_of(120, 40, 9)]
     rows = session.add(requests)
@@ -358,7 +358,7 @@ def test_a_turn_leaves_the_other_rows_alone(executor_of):
     assert any(not np.array_equal(value, before[1][name]) for name, value in executor.read_row(1).items())
 
 
-def test_a_turn_longer_than_a_run_is_taken_in_parts_where_everything_stays(executor_of):
+def test_a_turn_longer_than_a_run_is_split_where_every_token_stays(executor_of):
     (whole, _), (cut, _) = (executor_of("hybrid", longest) for longest in (LONGEST, 16))
     assert conversation(cut) == conversation(whole)
 
@@ -375,7 +375,7 @@ def test_a_turn_longer_than_a_run_is_refused_where_tokens_compete(executor_of):
     session.turn(row, range(2, 18))
 
 
-def test_everything_is_given_back(executor_of, cuda):
+def test_release_after_turns_frees_all_device_memory(executor_of, cuda):
     executor, _ = executor_of("rocketkv")
     conversation(executor)
     executor.release()

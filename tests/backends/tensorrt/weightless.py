@@ -55,13 +55,13 @@ def weightless_graphs(config: ModelConfig, parameters: PolicyParameters, precisi
 
 
 def weightless_extend(config: ModelConfig, parameters: PolicyParameters, precision: str) -> ModelProto:
-    """The extend graph, likewise."""
+    """Return the extend graph, likewise."""
     weights = WeightlessWeights(config, precision, parameters.max_sequence_len)
     return build_extend(config, parameters, weights=weights)
 
 
 def preset_parameters(name: str, policy: str) -> PolicyParameters:
-    """The parameters of a preset's build; a policy that needs more than the preset's token budget gets it."""
+    """Return the parameters of a preset's build; a policy that needs more than the preset's token budget gets it."""
     preset = load_preset(name)
     defaults = dict(preset.defaults)
     lengths = {key: defaults.pop(key) for key in ("max_input_len", "max_output_len")}
@@ -83,7 +83,7 @@ def preset_graphs(name: str, policy: str, precision: str) -> list[ModelProto]:
 
 
 def weights_as_inputs(model: ModelProto) -> ModelProto:
-    """A copy of the graph with every weight as an input: a parser needs its shape and type, not its values."""
+    """Return a copy of the graph with every weight as an input: a parser needs its shape and type, not its values."""
     for tensor in model.graph.initializer:
         model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     del model.graph.initializer[:]

@@ -64,7 +64,7 @@ def request_and_source(tiny_model):
     return request, ModelSource(RandomWeights(choice.config, 0), "random")
 
 
-def test_the_target_names_all_that_the_engine_hangs_on(request_and_source, machine):
+def test_the_target_names_everything_that_the_engine_depends_on(request_and_source, machine):
     machine()
     assert build.target(request_and_source[0]) == {
         "backend": "tensorrt-llm",
@@ -86,7 +86,7 @@ def test_the_target_names_all_that_the_engine_hangs_on(request_and_source, machi
         ({"cuda_runtime": None, "cuda_problem": "not installed"}, "cuda-bindings"),
     ],
 )
-def test_what_the_missing_here_is_said(facts, message, request_and_source, machine):
+def test_each_missing_part_of_the_machine_is_named(facts, message, request_and_source, machine):
     machine(**facts)
     with pytest.raises(UnsupportedEnvironment, match=message):
         build.target(request_and_source[0])

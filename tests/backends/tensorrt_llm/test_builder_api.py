@@ -24,13 +24,13 @@ def installed(monkeypatch):
 
 
 @pytest.mark.parametrize("version", ["0.9.0", "0.21.0", "1.0.0", "1.1.0rc5", "1.2.0", "1.2.1", "1.2.0.post1"])
-def test_versions_with_the_builder(version, installed):
+def test_versions_with_the_builder_are_accepted(version, installed):
     installed(tensorrt_llm=version, tensorrt="10.14.1")
     assert builder_api.probe().missing == ()
 
 
 @pytest.mark.parametrize("version", ["1.3.0", "1.3.0rc26", "1.4.0rc1", "2.0", "unknown", ""])
-def test_newer_ones_are_refused_with_the_removal_and_the_way_out(version, installed):
+def test_versions_without_the_builder_are_refused_with_alternatives(version, installed):
     installed(tensorrt_llm=version, tensorrt="10.14.1")
     with pytest.raises(UnsupportedEnvironment) as caught:
         builder_api.load_builder_api()
@@ -41,14 +41,14 @@ def test_newer_ones_are_refused_with_the_removal_and_the_way_out(version, instal
         assert part in caught.value.hint
 
 
-def test_an_absent_one_names_the_command_that_installs_it(installed):
+def test_a_missing_tensorrt_llm_names_the_command_that_installs_it(installed):
     installed()
     with pytest.raises(UnsupportedEnvironment, match=r"needs Python package tensorrt_llm 1\.2\.x") as caught:
         builder_api.load_builder_api()
     assert "pip install 'tensorrt_llm==1.2.1'" in caught.value.hint
 
 
-def test_a_broken_one_says_what_its_import_said(installed, monkeypatch):
+def test_a_broken_tensorrt_llm_shows_its_import_error(installed, monkeypatch):
     installed(tensorrt_llm="1.2.1", tensorrt="10.14.1")
 
     def fail(name):

@@ -66,14 +66,14 @@ def test_the_configuration_has_three_sections_and_what_upstream_demands():
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
-def test_nothing_is_replaced(kind, tmp_path, plans):
+def test_an_existing_target_is_never_replaced(kind, tmp_path, plans):
     target = tmp_path / "engine"
     {"file": target.touch, "directory": target.mkdir, "link": lambda: target.symlink_to("nowhere")}[kind]()
     with pytest.raises(InputError, match="exists and is not replaced"):
         write_engine_directories(target, _configs(), held(plans))
 
 
-def test_a_failure_leaves_nothing(tmp_path, plans, monkeypatch):
+def test_a_failed_write_leaves_no_files(tmp_path, plans, monkeypatch):
     placed = []
 
     def fail_the_second(source, destination):

@@ -43,7 +43,7 @@ def _export(parameters, model=LLAMA, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["rocketkv", "rocketkv-v1", "rocketkv-v2", "hybrid"])
 @pytest.mark.parametrize("preset", list_presets())
-def test_every_preset_and_budget(preset, policy):
+def test_exports_of_every_preset_and_budget_are_consistent(preset, policy):
     for budget in BUDGETS:
         _check_budget(load_preset(preset), policy, budget)
 
@@ -74,7 +74,7 @@ def _check_export(model, parameters, export):
         assert rocket.topr == parameters.top_r
 
 
-def test_the_worked_example_of_the_documentation():
+def test_the_export_equals_the_documented_example():
     export = _export(_parameters())
     assert export.configuration.model_dump() == {
         "backend": "pytorch",
@@ -95,7 +95,7 @@ def test_the_worked_example_of_the_documentation():
     assert export.traffic.at_most == 798 + 2048
 
 
-def test_units_of_topk():
+def test_topk_counts_pages_in_trtllm_and_tokens_in_vanilla():
     assert _export(_parameters()).configuration.sparse_attention_config.topk == 64
     vanilla = _export(_parameters(), attention="VANILLA")
     assert vanilla.configuration.sparse_attention_config.topk == 256
@@ -179,7 +179,7 @@ def test_likely_trouble_is_a_warning():
 
 
 @pytest.mark.parametrize("text", ["a\nbackend: evil", "a\r\nbackend: evil", "a\x85backend: evil", "a\u2028b", "# \x00"])
-def test_nothing_escapes_from_a_comment(text):
+def test_no_text_escapes_from_a_yaml_comment(text):
     export = _export(_parameters())
     assert parse(yaml_text(export, source=text, model=text)) == export.configuration
 

@@ -165,6 +165,6 @@ def test_a_decoder_with_other_parts_than_llamas_is_refused(change):
     assert caught.value.hint == "--backend tensorrt"
 
 
-def test_a_refused_network_is_no_traceback():
+def test_a_refused_network_is_an_error_without_a_traceback():
     with pytest.raises(UnsupportedEnvironment, match=r"TensorRT-LLM 1\.2\.1 could not build the engine"):
         _run({}, lambda api: None)

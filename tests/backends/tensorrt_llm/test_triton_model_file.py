@@ -55,6 +55,6 @@ def test_a_name_adds_nothing_but_itself(export, name):
     assert set(found) == {*export.configuration.model_dump(), "model", "triton_config"}
 
 
-def test_a_name_is_needed(capfd):
+def test_an_empty_triton_model_name_is_refused(capfd):
     assert run(["export", "llm-api", str(CONFIG), "--triton-model", ""]) == 2
     assert "the model that Triton is to load" in capfd.readouterr().err

@@ -201,7 +201,7 @@ def test_filled_caches_are_what_a_prefill_would_leave(weights):
         assert torch.equal(found.float()[:, :, :filled], bound[:, :, :filled])
 
 
-def test_the_flash_baseline_is_our_dense_attention(monkeypatch):
+def test_the_flash_baseline_equals_our_dense_attention(monkeypatch):
     batch, entries, capacity, size = 2, 40, 48, 16
     query, new = torch.randn(batch, 4, size), torch.randn(batch, 2, size)
     caches = [torch.randn(batch, 2, capacity, size) for _ in range(2)]

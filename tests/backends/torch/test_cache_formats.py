@@ -139,7 +139,7 @@ def test_drafts_change_no_answer(policy, form, make_program, monkeypatch):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_kernels_are_called_in_the_format(form, make_program, emulation, monkeypatch):
-    """Of a prompt, steps and a turn; in caches that evict, and in those that keep everything."""
+    """Covers a prompt, steps and a turn, in caches that evict and in those that keep everything."""
     called, compute = set(), type(emulation).compute
 
     def noting(self, operator, arguments, **options):
@@ -181,7 +181,7 @@ def test_exact_keys_and_values_are_shown_of_every_token_of_a_pass(policy, make_e
     assert harness.stored_blocks("extend") == []
 
 
-def test_what_a_16_bit_engine_stores_is_rounded_to_16_bits_first(make_program):
+def test_a_16_bit_engine_rounds_to_16_bits_before_it_stores_codes(make_program):
     """On a CPU it computes in float32; kernels take new tokens in the engine's type."""
     program = make_program("full", "bf16", model=replace(SMALL, dtype="bfloat16"), kv_cache="int8")
     executor = TorchExecutor(program, expose=["key.0", "keys.0"], device="cpu")

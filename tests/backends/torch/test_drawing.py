@@ -47,7 +47,7 @@ SAMPLINGS = st.builds(
 
 @st.composite
 def samplers(draw, vocab: int) -> Sampler:
-    """A sampler in the middle of an answer."""
+    """Return a sampler in the middle of an answer."""
     tokens = st.integers(0, vocab - 1)
     banned = Banned([(token,) for token in draw(st.sets(tokens, max_size=min(3, vocab - 1)))])
     biases = draw(st.dictionaries(tokens, st.sampled_from([-100.0, -1.0, 2.5]), max_size=3))
@@ -140,7 +140,7 @@ def test_no_row_depends_on_the_others():
     assert together == alone
 
 
-def test_broken_logits_bans_that_leave_nothing_and_rows_without_rules():
+def test_rows_without_a_valid_draw_return_their_code():
     logits = np.zeros((4, 40), np.float32)
     logits[0, 7], logits[1, 3] = np.nan, np.inf
     rule = Sampler(Sampling(temperature=1.0, seed=0)).rules(40)

@@ -58,7 +58,7 @@ def test_heads_are_normed_before_they_are_rotated():
         torch.testing.assert_close(value, rotary(rms_norm(part, norm, EPSILON), positions))
 
 
-def test_gating_takes_the_gate_first():
+def test_gating_takes_the_first_half_as_the_gate():
     gate, up = torch.randn(3, 8), torch.randn(3, 8)
     found = AS_WRITTEN.gated(torch.cat([gate, up], dim=1))
     torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up)
@@ -98,7 +98,7 @@ def test_a_compiler_that_fails_is_said_once_and_changes_nothing(caplog):
         gated(x, "silu", x)
 
 
-def test_out_of_memory_is_no_failure_of_the_compiler():
+def test_out_of_memory_is_not_taken_for_a_compiler_failure():
     def full(function):
         def run(*arguments):
             raise torch.OutOfMemoryError("full")

@@ -48,7 +48,7 @@ def reference_of(program):
 
 
 def lists_of(program):
-    """The lists that a run can show: the tokens kept of prompts, and the tokens that a step reads."""
+    """Return the lists that a run can show: the tokens kept of prompts, and the tokens that a step reads."""
     sites = cache_sites(program.model, program.parameters)
     kept = [(f"indices.{site.name}", site.cache) for site in sites if site.parameters.eviction.evicts]
     read = [(f"selected.{site.name}", site.cache) for site in sites if site.parameters.reads_a_part]

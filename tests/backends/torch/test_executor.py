@@ -73,7 +73,7 @@ def test_kernels_rotate_where_nothing_stands_between(family, precision, rotates,
 
 
 def reference_logits(program, batch, tokens):
-    """The reference decoder's logits for the same tokens, [N+1,B,vocab]."""
+    """Return the reference decoder's logits for the same tokens, [N+1,B,vocab]."""
     method = policies.method(program.parameters)
     weights = EngineWeights(program.weight_file)
     decoder = ReferenceDecoder(program.model, weights, method=method, parameters=program.parameters)
@@ -101,7 +101,7 @@ def test_logits_and_caches_are_the_references(policy, make_program):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_of_models(family, make_program):
+def test_every_model_family_follows_the_reference(family, make_program):
     follows_the_reference(make_program("rocketkv", model=FAMILIES[family]))
 
 
@@ -157,7 +157,7 @@ def test_an_old_pytorch_is_refused_on_a_gpu(tmp_path, monkeypatch):
         kernel_device()
 
 
-def test_on_a_cpu_it_says_that_it_is_slow(rocketkv, caplog):
+def test_an_executor_on_a_cpu_warns_once_that_it_is_slow(rocketkv, caplog):
     device_module.warn_once.cache_clear()
     for _ in range(2):
         TorchExecutor(rocketkv)
@@ -258,13 +258,13 @@ def test_within_the_budget_it_is_the_dense_twin_bit_for_bit(rocketkv):
     assert (ours.logits == dense.logits).all()
 
 
-def test_weights_can_be_shared(rocketkv):
+def test_two_executors_can_share_weights(rocketkv):
     one = TorchExecutor(rocketkv)
     other = TorchExecutor(twin_program(rocketkv), weights=one.weights)
     assert other.decoder._weights is one.decoder._weights
 
 
-def test_operators_can_be_watched(rocketkv):
+def test_inputs_and_outputs_of_operators_can_be_exposed(rocketkv):
     names = ["q_window.1", "keys.1", "indices.1", "query.2", "attended.2", "selected.2"]
     executor = TorchExecutor(rocketkv, expose=names)
     executor.allocate(3)
@@ -310,7 +310,7 @@ def test_caches_that_do_not_fit_say_how_much_they_need(rocketkv):
 
 
 @pytest.mark.parametrize(("method", "what"), [("prefill", "prefill of 1 x 5 tokens"), ("decode", "a step of 1 rows")])
-def test_memory_that_runs_out_all_the_same_is_one_line(method, what, rocketkv, monkeypatch):
+def test_running_out_of_memory_is_reported_in_one_line(method, what, rocketkv, monkeypatch):
     executor = TorchExecutor(rocketkv)
     executor.allocate(1)
 
@@ -325,7 +325,7 @@ def test_memory_that_runs_out_all_the_same_is_one_line(method, what, rocketkv, m
     assert "and advice" not in refused.value.message
 
 
-def test_a_session_over_an_engine_directory(engine):
+def test_a_torch_session_answers_as_one_on_onnx_runtime(engine):
     from kvc_trt.backends.registry import open_session
 
     session = open_session(engine.path, RunOptions("torch"), max_batch_size=2)

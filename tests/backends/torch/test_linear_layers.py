@@ -55,7 +55,7 @@ def test_chunks_take_in_what_single_tokens_do(lengths: list[int], repeated: bool
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 3), st.integers(0, 100))
-def test_a_step_takes_in_one_token(rows: int, seed: int) -> None:
+def test_a_step_equals_the_exact_recurrence(rows: int, seed: int) -> None:
     assert error(linear_case(PART, np.random.default_rng(seed), (1,) * rows, step=True), step=True) <= BAR
 
 
@@ -119,7 +119,7 @@ def test_a_step_never_waits_for_the_device() -> None:
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
 @pytest.mark.parametrize("policy", ["rocketkv", "tova"])
-def test_verification_passes(policy: str, weights: str, tmp_path: Path) -> None:
+def test_engines_with_linear_layers_pass_verification(policy: str, weights: str, tmp_path: Path) -> None:
     """Full layers by kernels' reference, and by nodes; verification compares the rule, turns and whole answers."""
     pytest.importorskip("transformers")
     written("qwen3.5", tmp_path / "checkpoint", **({} if weights == "fp32" else {"dtype": "bfloat16"}))

@@ -57,7 +57,7 @@ def test_caches_take_what_the_formula_says(policy, make_program):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_storing_in_a_format_takes_at_most_what_the_formula_says(form):
-    """By the reference, which makes float32 tables on the way, and with the contiguous copies that come before it."""
+    """Covers storing by the reference, which makes float32 tables, and the contiguous copies before it."""
     keys, values = torch.randn(2, 3, 2, 200, MODEL.head_size)
     with meta.LiveBytes() as live:
         StoredTables.of(keys.clone(), values.clone(), CACHE_FORMATS[form])
@@ -65,7 +65,7 @@ def test_storing_in_a_format_takes_at_most_what_the_formula_says(form):
 
 
 def prefill_peak(policy, rows, context, monkeypatch, block=8192):
-    """The most bytes that live at once in a prefill of 3 layers of Llama-3.1-8B.
+    """Return the most bytes that live at once in a prefill of 3 layers of Llama-3.1-8B.
 
     Attention holds what it pads for a GPU; the kernel itself holds none.
     """

@@ -111,7 +111,7 @@ def test_an_input_that_is_left_out_before_others_is_refused():
 
 
 @pytest.mark.parametrize(("x", "expected"), [(1.0, 11.0), (-1.0, -6.0)])
-def test_a_branch_sees_what_is_outside(x, expected):
+def test_a_branch_can_read_values_computed_outside_it(x, expected):
     def write(emit):
         doubled = emit.Add("x", "x")
         emit.nodes[-1].output[0] = doubled
@@ -123,7 +123,7 @@ def test_a_branch_sees_what_is_outside(x, expected):
     assert program(write, ["y"]).run(Scope({"x": torch.tensor(x)}))[0].item() == expected
 
 
-def test_loops_carry_and_collect():
+def test_loops_accumulate_values_and_collect_rows():
     def write(emit):
         count = emit.constant(4)
         emit.Identity(emit.accumulate(count, "x", lambda one, i, value: one.Add(value, i)), outputs=["sum"])

@@ -64,14 +64,14 @@ def test_matrices_are_read_in_order_as_far_as_there_is_room(emulation, capture, 
     assert grids(emulation, ahead, first, second) == blocks
 
 
-def test_outside_a_capture_nothing_is_read(emulation, monkeypatch):
+def test_no_weights_are_prefetched_outside_a_capture(emulation, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     ahead = WeightPrefetch(emulation, None, 1 << 30)
     assert grids(emulation, ahead, torch.zeros(64, 64)) == []
     ahead.end()
 
 
-def test_on_a_cpu_there_is_none(emulation, make_program):
+def test_a_cpu_prefetches_no_weights(emulation, make_program):
     """A step on a CPU launches the same with the emulated kernels and without them."""
     assert weight_prefetch(torch.device("cpu")) is None
     with use_library(emulation.path):
@@ -84,7 +84,7 @@ def test_on_a_cpu_there_is_none(emulation, make_program):
     assert "sparse_attention" in {launch.name.decode() for launch in launches}
 
 
-def test_an_older_gpu_has_none(emulation, monkeypatch):
+def test_an_older_gpu_prefetches_no_weights(emulation, monkeypatch):
     """sm_80 lacks the instruction; sm_90 gets half of its cache."""
 
     class Cuda:
@@ -105,7 +105,7 @@ def test_an_older_gpu_has_none(emulation, monkeypatch):
     assert launched == [ahead], "its first launch is in no capture"
 
 
-def test_it_is_launched_once_outside_a_capture(emulation, capture):
+def test_the_prefetch_kernel_can_be_launched_once_outside_a_capture(emulation, capture):
     ahead = WeightPrefetch(emulation, capture[0], 1 << 30)
     (launch,) = emulation.launches_of(lambda: ahead.launch_once(torch.device("cpu")))
     assert (launch.name, list(launch.grid)) == (b"prefetch", [1, 1, 1])

@@ -30,12 +30,12 @@ LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, TOGETHER, TOGETHER + 1, 3 * TOGETHER 
 
 
 def cut(program) -> TorchExecutor:
-    """An executor whose prefill has small pieces."""
+    """Return an executor whose prefill has small pieces."""
     return TorchExecutor(program, device="cpu", decoder_class=in_blocks(BLOCK))
 
 
 def prompt(length: int):
-    """A prompt as sessions give it, padded to whole blocks."""
+    """Return a prompt as sessions give it, padded to whole blocks."""
     batch = batch_of([np.random.default_rng(length).integers(2, 97, length).tolist()])
     return batch.input_ids, batch.prompt_lengths
 
@@ -129,7 +129,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_its_first_slice(make_progr
 
 
 def test_exposed_values_are_those_of_one_slice(make_program):
-    """What runs between slices would replace them."""
+    """Prefills with exposed values run in one slice, since work between slices would replace the values."""
     executor = TorchExecutor(make_program("rocketkv"), device="cpu", expose=["indices.1"])
     found, shares = result_of(executor.prefill_in_slices(*prompt(100), limit=0.0))
     assert shares == []

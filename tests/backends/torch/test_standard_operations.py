@@ -81,7 +81,7 @@ def operators_in(nodes):
 
 @pytest.mark.parametrize("fp8_bounds", [False, True])
 @pytest.mark.parametrize("name", sorted(OPERATORS.keys() - OF_ITS_DECODER - OF_REFUSED_LAYERS))
-def test_every_operator_that_a_body_uses_is_there(name, fp8_bounds):
+def test_every_operator_that_a_body_uses_is_implemented(name, fp8_bounds):
     used = set(operators_in(OPERATORS[name].body(replace(LAYOUT, fp8_bounds=fp8_bounds)).node))
     assert used <= OPERATIONS.keys() | OF_A_GRAPH
 
@@ -108,7 +108,7 @@ def test_top_k_breaks_ties_by_the_lower_index(rows, width, largest, data):
 @given(
     start=st.integers(-12, 12), end=st.integers(-12, 12), step=st.sampled_from([1, 2, -1, -3]), axis=st.integers(0, 1)
 )  # fmt: skip
-def test_slices(start, end, step, axis):
+def test_slice_equals_numpy_indexing(start, end, step, axis):
     x = np.arange(63, dtype=np.float32).reshape(7, 9)
     if step < 0:
         end = np.iinfo(np.int64).min

@@ -118,7 +118,7 @@ def test_greedy_decoding_brings_back_the_best_tokens(executor):
     assert executor.runs == runs + 1
 
 
-def test_of_equal_logits_the_lowest_token_is_best_and_broken_ones_are_said(executor, monkeypatch):
+def test_the_lowest_of_equal_logits_is_best_and_non_finite_ones_are_reported(executor, monkeypatch):
     tied = torch.zeros(4, executor.limits.vocab_size)
     tied[0, [7, 3, 50]] = 1.0
     tied[1, 9] = torch.inf
@@ -145,12 +145,12 @@ def test_a_step_never_asks_the_device(policy, kv_cache):
     assert (logits.shape, logits.dtype) == ((8, 128256), torch.float32)
 
 
-def test_the_watch_for_questions_sees_them():
+def test_the_watch_for_device_synchronisation_detects_one():
     with pytest.raises(AssertionError, match="waits for the device"), meta.AskingTheDevice():
         torch.ones(3)[torch.ones(3) > 0]
 
 
-def test_on_a_cpu_nothing_is_captured_and_nothing_is_said(caplog):
+def test_a_cpu_captures_nothing_and_warns_of_nothing(caplog):
     capturer, calls = Capturer(CPU, "values are kept"), []
     capturer.capture(lambda: calls.append(1))()
     assert (calls, capturer.refused, caplog.text) == ([1], None, "")
@@ -189,7 +189,7 @@ def test_a_failed_capture_falls_back_once_and_for_all(caplog, monkeypatch):
 
 
 def test_warming_up_captures_every_number_of_rows(make_program, monkeypatch):
-    """With the largest first; a step after it captures nothing. Steps, passes over drafts and plain draws."""
+    """The largest comes first; a step after it captures nothing. Covers steps, passes over drafts and plain draws."""
     executor = TorchExecutor(make_program("rocketkv", max_output_len=40, draft_tokens=2), device="cpu")
     executor.capturer = StandInCapturer(CPU)
     monkeypatch.setattr(TorchExecutor, "draws", True)

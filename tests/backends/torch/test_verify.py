@@ -49,7 +49,7 @@ def test_retrieval_tiny_passes_every_rung_through_the_emulated_kernels(engine, e
 
 @pytest.mark.exhaustive
 def test_retrieval_tiny_passes_the_quick_level_through_the_emulated_kernels(engine, emulation):
-    """As many steps as a user's check, and a quarter of its 32 questions per placement."""
+    """Takes as many steps as a user's check, and a quarter of its 32 questions per placement."""
     report = verify(engine, RunOptions("torch"), kernels=emulation.path, samples=8)
     assert report.passed, report.failures
     assert passed_rungs(report) == EVERYTHING
@@ -76,7 +76,7 @@ def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine):
 
 
 @pytest.mark.parametrize("weights", ["fp16", "bf16", "int8"])
-def test_other_weights_pass_through_the_emulated_kernels(weights, emulation, make_engine, parameters_for):
+def test_fp16_bf16_and_int8_weights_pass_through_the_emulated_kernels(weights, emulation, make_engine, parameters_for):
     made = make_engine(parameters_for(), weights=weights)
     report = verify(made, RunOptions("torch"), kernels=emulation.path, steps=3)
     assert report.passed, report.failures
@@ -127,7 +127,7 @@ def test_onnxruntime_stays_the_default(engine):
 
 
 @pytest.mark.parametrize(("backend", "kernels"), [("onnxruntime", "lib.so"), ("tensorflow", None)])
-def test_wrong_requests_are_refused(backend, kernels, engine):
+def test_kernels_of_another_backend_and_unknown_backends_are_refused(backend, kernels, engine):
     with pytest.raises(InputError, match=r"--kernels lib|unknown backend 'tensorflow'"):
         verify(engine, RunOptions(backend), kernels=kernels)
 
@@ -138,7 +138,7 @@ def test_the_command_line_takes_a_backend_and_a_library(engine, emulation, capsy
     assert json.loads(capsys.readouterr().out)["description"]["kernels"].startswith(str(emulation.path))
 
 
-def test_the_command_line_refuses_what_cannot_be(engine, tmp_path, capsys):
+def test_the_command_line_refuses_impossible_kernels(engine, tmp_path, capsys):
     text = tmp_path / "text.so"
     text.write_text("no library")
     arguments = ["verify", str(engine.path), "--level", "ops"]

@@ -29,7 +29,7 @@ def test_projections_of_one_input_are_one_matrix():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_the_stored_bits_are_read_as_they_are(precision, make_program):
+def test_stored_bits_are_read_unchanged(precision, make_program):
     source = EngineWeights(make_program("full", precision, model=BIASED).weight_file)
     dtype = getattr(torch, source.dtype("model.norm.weight"))
     weights = TorchWeights.read(BIASED, source, CPU, dtype)
@@ -56,7 +56,7 @@ def test_a_read_takes_one_chunk_beside_its_result(make_program):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
-def test_arrays_cross_without_changing(dtype):
+def test_arrays_keep_type_and_values_between_numpy_and_torch(dtype):
     kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     array = np.arange(-6, 6).reshape(3, 4).astype(kind)
     tensor = from_numpy(array)

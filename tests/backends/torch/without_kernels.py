@@ -11,5 +11,5 @@ from tests.small_model import SMALL
 
 @cache
 def without_kernels() -> tuple[str, ...]:
-    """The policies of `EVERY` without kernels; they need the package onnx."""
+    """Return the policies of `EVERY` without kernels; they need the package onnx."""
     return tuple(name for name in EVERY if policy_path(SMALL, parameters_of(name)) is not None)

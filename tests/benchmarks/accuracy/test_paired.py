@@ -20,7 +20,7 @@ def test_a_difference_has_the_error_of_the_differences():
     assert (found.value, found.standard_error) == (0.75, pytest.approx(0.25))
 
 
-def test_few_questions_show_nothing_however_alike_they_are():
+def test_sign_test_has_exact_binomial_chances():
     assert sign_test((1.0, 1.0), (0.0, 0.0)) == 0.5
     assert sign_test((1.0,) * 6, (0.0,) * 6) == 2 / 2**6
     assert sign_test((1.0, 0.0, 1.0), (0.0, 1.0, 1.0)) == 1.0
@@ -28,7 +28,7 @@ def test_few_questions_show_nothing_however_alike_they_are():
     assert sign_test((1.0,) * 9 + (0.0,), (0.0,) * 9 + (1.0,)) == pytest.approx(2 * 11 / 2**10)
 
 
-def test_questions_are_counted_as_far_as_both_go():
+def test_only_questions_of_both_sides_are_counted():
     assert higher_and_lower((1.0, 0.0, 0.5, 1.0), (0.0, 1.0, 0.25)) == (2, 1)
 
 

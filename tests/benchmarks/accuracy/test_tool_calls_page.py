@@ -16,7 +16,7 @@ RESULT = {
 }
 
 
-def test_a_row_compares_the_same_questions():
+def test_each_row_compares_a_policy_on_the_same_questions():
     text = page.text(RESULT)
     assert "1,234 s of processor time" in text.replace("\n", " ")
     assert "| `full` | - | 80.0 % " in text

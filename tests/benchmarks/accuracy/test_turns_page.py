@@ -40,7 +40,7 @@ def result(count):
     }
 
 
-def test_the_form_of_each_figure_is_named():
+def test_the_table_has_a_column_for_each_form_of_question():
     heading, about, table, reasons = page.measured("retrieval-tiny", result(64))
     assert heading == "## retrieval-tiny"
     assert "commit abc" in about
@@ -57,12 +57,12 @@ def test_the_form_of_each_figure_is_named():
     assert "`streaming-llm`, turn: no turns" in reasons
 
 
-def test_few_questions_are_not_judged():
+def test_too_few_questions_are_marked_as_not_judged():
     (_, _, table, _) = page.measured("retrieval-tiny", result(32))
     assert "-50.0 ± 9.0 (n 32: not judged)" in table
 
 
-def test_one_table_of_both_models():
+def test_the_summary_shows_both_models_in_one_table():
     found = {"retrieval-tiny": result(64), "smollm2-135m-instruct": result(20)}
     text = page.summary(found)
     assert "n = 64; smollm2-135m-instruct: task `two-records`" in text
@@ -75,7 +75,7 @@ def test_the_pages_are_those_of_the_results():
         assert not path.read_text(encoding="utf-8").startswith(page.MARKS.begin)
 
 
-def test_pages_without_marks_are_left_alone(tmp_path):
+def test_a_page_without_marks_is_refused_and_left_alone(tmp_path):
     (tmp_path / "page.md").write_text("no marks")
     with pytest.raises(SystemExit, match="has no marks"):
         page.MARKS.replace(tmp_path / "page.md", "text")

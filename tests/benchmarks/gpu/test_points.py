@@ -81,7 +81,7 @@ def test_a_point_that_fails_is_an_entry_and_the_next_one_is_measured(gpu, capsys
     assert other.startswith("b batch 8: {'name': 'b'")
 
 
-def test_unmeasured_points_are_no_failure(gpu):
+def test_an_unmeasured_point_does_not_fail_the_run(gpu):
     found = results(gpu)
     found.measure("results", [({"name": "a"}, lambda: {"not_measured": "not installed"})])
     assert found.status == 0

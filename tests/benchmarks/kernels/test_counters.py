@@ -52,7 +52,7 @@ def test_each_launch_has_its_counters_under_names_with_units():
         ("==PROF== Connected\n", "ncu ended with 9: no such device"),
     ],
 )
-def test_failures_of_ncu_are_reasons(monkeypatch, log, said):
+def test_a_failure_of_ncu_is_recorded_as_the_reason(monkeypatch, log, said):
     def run(command, **options):
         Path(command[command.index("--log-file") + 1]).write_text(log)
         return subprocess.CompletedProcess(command, 9, "", "warning\nno such device\n")

@@ -25,7 +25,7 @@ def test_invalid_points_are_refused(text):
         point(text)
 
 
-def test_counts_are_positive():
+def test_a_count_of_zero_is_refused():
     assert count("3") == 3
     with pytest.raises(argparse.ArgumentTypeError):
         count("0")

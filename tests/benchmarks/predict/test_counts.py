@@ -64,7 +64,7 @@ def test_functions_not_inlined_on_the_host_are_found_by_line(places: RowSlots) -
     assert counts.at((("cuda_bf16.hpp", 1),)) is None
 
 
-def test_one_count_alone_does_not_outvote_two(places: RowSlots) -> None:
+def test_a_single_large_count_does_not_outvote_two_equal_ones(places: RowSlots) -> None:
     """A piece whose lines do not say all calls around it may be of a loop further in."""
     counts = _counts(places, (_line(18), 80), (_line(19), 80), (_line(21), 1000))
     (loop,) = places.around(_line(18))
@@ -89,7 +89,7 @@ def test_rounds_of_a_loop_in_a_call_are_not_those_of_the_call(places: RowSlots) 
     assert counts.at(_line(20)) == 10
 
 
-def test_a_loop_in_a_branch_is_entered_as_often_as_what_stands_beside_it(places: RowSlots) -> None:
+def test_a_loop_in_a_branch_is_entered_as_often_as_the_lines_beside_it(places: RowSlots) -> None:
     """Ten of 80 rounds call the function, whose loop has five rounds. Calls further out may be unknown."""
     counts = _counts(places, (_line(18), 80), (_line(19), 80), (_line(4, 20), 50), (_line(6, 20), 10))
     outer, inner = places.around(_line(4, 20, 99))

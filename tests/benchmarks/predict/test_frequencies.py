@@ -75,7 +75,7 @@ def kernel() -> SassKernel:
     return SassKernel("kernel", blocks, loops)
 
 
-def test_runs_of_all_warps(places: RowSlots, kernel: SassKernel) -> None:
+def test_runs_of_all_warps_match_hand_computed_values(places: RowSlots, kernel: SassKernel) -> None:
     found = Frequencies(kernel, Counts(places, PIECES, WARPS, "warps"))
     assert [found.unrolled(loop) for loop in kernel.loops] == [1, 4]
     # 10 rounds: two of four and two of one; the branch in half of them; a quarter of the warps run the second loop.
@@ -83,12 +83,12 @@ def test_runs_of_all_warps(places: RowSlots, kernel: SassKernel) -> None:
     assert not found.unmatched
 
 
-def test_runs_of_the_longest_warp(places: RowSlots, kernel: SassKernel) -> None:
+def test_runs_of_the_longest_warp_match_hand_computed_values(places: RowSlots, kernel: SassKernel) -> None:
     found = Frequencies(kernel, Counts(places, PIECES, 1, "longest"))
     assert found.runs == pytest.approx([1, 2, 2, 1, 2, 1, 1, 1])
 
 
-def test_a_loop_without_a_source_is_said(places: RowSlots) -> None:
+def test_a_loop_without_a_source_is_reported_as_unmatched(places: RowSlots) -> None:
     elsewhere = SassBlock("", [Instruction(0, "FADD", "R0, R0, R0", "", (("cuda_math.h", 7),))], [0, 1])
     kernel = SassKernel("k", [elsewhere, _block([], 14)], [SassLoop(0, frozenset([0]), frozenset([0]))])
     found = Frequencies(kernel, Counts(places, PIECES, WARPS, "warps"))
@@ -137,7 +137,7 @@ void kernel(bool even) {
 """
 
 
-def test_of_two_versions_of_a_call_one_may_be_idle(tmp_path: Path) -> None:
+def test_one_of_two_versions_of_a_call_may_never_run(tmp_path: Path) -> None:
     """Both versions begin with the same lines of the caller, which do not decide; their own lines do."""
     (tmp_path / FILE).write_text(TWO_VERSIONS)
     first, second = (FILE, 6), (FILE, 8)

@@ -76,7 +76,7 @@ def test_blocks_in_rounds_overlap() -> None:
     assert done.clocks(Geometry(132 * 40, 20)) == 40 * 300
 
 
-def test_time_and_what_it_is_bound_by() -> None:
+def test_the_time_names_its_bound() -> None:
     lies = Geometry(ctas=132 * 5, resident=2)
     assert (lies.busiest, lies.rounds) == (5, 3)
     time = kernel_time.time_on(Gpu(H100), _work((1000, 0)), lies, 0)
@@ -95,6 +95,6 @@ def test_bytes_are_added_to_what_is_resident_at_once_and_else_overlap() -> None:
         assert rounds.bound_by == "memory"
 
 
-def test_one_multiprocessor_takes_only_so_much() -> None:
+def test_one_multiprocessor_cannot_use_the_whole_bandwidth() -> None:
     time = kernel_time.time_on(Gpu(H200), _work((0, 0)), Geometry(1, 1), 64_000)
     assert time.memory == pytest.approx(1000 * US)

@@ -53,7 +53,7 @@ def test_a_stale_page_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "kernels.md is not what" in capsys.readouterr().err
 
 
-def test_text_before_the_generated_part_stays() -> None:
+def test_merging_keeps_the_earlier_predictions_beside_the_new_ones() -> None:
     first, second, third = ({"commit": name} for name in "abc")
     result = command.merged({}, first, as_before=True)
     assert (result["before"], result["now"]) == (first, first)

@@ -80,5 +80,7 @@ def test_an_instruction_has_the_lines_of_the_calls_around_it(kernel: sass.SassKe
          ["R4", "R5", "R6", "R7", "R2", "R3", "R8", "R9", "R10", "R11"]),
     ],
 )  # fmt: skip
-def test_registers(opcode: str, operands: str, written: list[str], read: list[str]) -> None:
+def test_registers_of_an_instruction_are_split_into_written_and_read(
+    opcode: str, operands: str, written: list[str], read: list[str]
+) -> None:
     assert chain.registers(Instruction(0, opcode, operands)) == (written, read)

@@ -32,7 +32,7 @@ void f(int n) {
 """
 
 
-def test_heads_bodies_and_ends(tmp_path: Path) -> None:
+def test_loops_of_a_source_have_their_lines_and_unroll_pragmas(tmp_path: Path) -> None:
     path = tmp_path / "f.cuh"
     path.write_text(SOURCE)
     found = [(loop.first, loop.body, loop.last, loop.test, loop.unroll) for loop in loops_of(path)]
@@ -59,6 +59,6 @@ def test_a_constant_of_several_classes_has_no_one_value(tmp_path: Path) -> None:
     assert [loop.trips for loop in loops_of(path)] == [None]
 
 
-def test_every_kernel_can_be_read() -> None:
+def test_loops_are_found_in_every_kernel_source() -> None:
     folder = Path(__file__).resolve().parents[3] / "plugins_cuda" / "kernels"
     assert sum(len(loops_of(path)) for path in folder.glob("*.cuh")) > 50

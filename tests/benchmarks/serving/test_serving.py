@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks import store
 from benchmarks.serving import aiperf, measure, openai_server, page, perf_analyzer, plots, triton_server
-from benchmarks.serving.answered import Answered, figures, quantile
+from benchmarks.serving.check_answers import Answered, figures, quantile
 from benchmarks.serving.engines import Expected
 from benchmarks.serving.load import Asked
 from benchmarks.serving.place import Place

@@ -25,7 +25,7 @@ def records(tmp_path_factory):
     return kept.all
 
 
-def test_a_prompt_has_its_length():
+def test_a_prompt_and_its_answer_fill_the_wanted_length():
     chosen = choose("retrieval-text", weights="fp32")
     for task in TASKS:
         prompt = asked(chosen, task, 1, 600)

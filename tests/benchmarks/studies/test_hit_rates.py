@@ -67,7 +67,7 @@ def test_repetitions_are_counted_by_runs_of_four():
     assert measure.distinct_share([1, 2]) == 1.0
 
 
-def test_common_beginning():
+def test_common_beginning_is_the_length_of_the_shared_prefix():
     assert measure.common_beginning([[1, 2, 3], [1, 2, 4, 5]]) == 2
     assert measure.common_beginning([[1, 2], [1, 2, 3]]) == 2
 

@@ -18,7 +18,7 @@ from tests.small_model import SMALL
 IMPORTANT, OTHER = 0.5, 0.99
 
 
-def test_the_paper_s_example_of_a_division():
+def test_budgets_equal_the_papers_example():
     # Appendix A.2: 18 layers are important and 14 are not, 1,000 tokens each, p = 0.3.
     layers = [0.1] * 2 + [IMPORTANT] * 16 + [OTHER] * 14
     budgets = division(layers, 1000, 0.3, 10_000)
@@ -31,7 +31,7 @@ def test_unimportant_layers_are_the_highest_cluster():
     assert unimportant([0.2, 0.99, 0.6, 0.98, 0.61]) == {1, 3}
 
 
-def test_what_lies_elsewhere_is_the_half_of_all_differences(monkeypatch):
+def test_moved_share_is_half_of_all_budget_differences(monkeypatch):
     # Of four layers with 1,000 tokens, one is unimportant: 350 for it and 1,216 or 1,217 for the others.
     own, other = [0.1, 0.5, 0.5, 0.99], [0.99, 0.5, 0.5, 0.1]
     assert elsewhere(own, own) == 0
@@ -44,7 +44,7 @@ def test_neighbours_are_averaged_and_what_is_past_the_end_is_not_there():
     assert torch.isnan(found[0, 3])
 
 
-def test_surprise_of_even_odds():
+def test_surprise_of_uniform_logits_is_the_log_of_the_vocabulary():
     assert surprise(torch.zeros(3, 8), [1, 2, 3]) == pytest.approx(torch.tensor(8.0).log().item())
 
 

@@ -28,7 +28,7 @@ TEXT = torch.randint(2, SMALL.vocab_size, (40,), generator=torch.Generator().man
 FOLLOWING = TEXT[:6]
 
 
-def test_pooling_by_hand():
+def test_pooled_votes_match_hand_computed_values():
     votes = torch.tensor([[1.0, 0.0, 0.0, 6.0, 2.0]])
     assert pooled(votes, "none", 1).tolist() == [[1, 0, 0, 6, 2]]
     assert pooled(votes, "max", 3).tolist() == [[1, 1, 6, 6, 6]]
@@ -52,7 +52,7 @@ def test_text_behind_what_is_kept_has_the_logits_of_the_policy():
         torch.testing.assert_close(logits, torch.cat([first, *steps]), atol=1e-5, rtol=1e-5)
 
 
-def test_everything_is_the_whole_cache_and_an_answer_is_found_token_by_token():
+def test_a_budget_of_everything_equals_the_whole_cache():
     watched = WatchedDecoder.of(SMALL, RandomWeights(SMALL, 0), LONGEST)
     logits, _ = watched.along(TEXT, FOLLOWING, BesideTheWhole(Observed([Variant(4, "max", 3, 12)])))
     whole, _ = watched.prefill(torch.tensor([TEXT + FOLLOWING[:-1]]), torch.tensor([len(TEXT) + len(FOLLOWING) - 1]))
@@ -63,7 +63,7 @@ def test_everything_is_the_whole_cache_and_an_answer_is_found_token_by_token():
 
 
 def record(length, depth, scores):
-    """A needle that is found by each configuration from a capacity on."""
+    """Return a needle that is found by each configuration from a capacity on."""
     key = {"model": "m", "length": length, "lengths": [512], "depth": depth}
     found = [int(scores(one) <= capacity) for one in CONFIGURATIONS for capacity in CAPACITIES]
     versions = {"kvc_trt": "0", "onnxruntime": "0", "torch": "0"}
@@ -83,7 +83,7 @@ def test_the_page_says_what_pooling_is_worth_and_where_needles_are_found():
     assert all(content.startswith(b"\x89PNG") for content in written.images.values())
 
 
-def test_a_gap_between_capacities_is_no_capacity_that_holds():
+def test_a_capacity_below_a_failing_larger_one_does_not_hold():
     one = record(512, 0.0, lambda _: 96)
     first = CONFIGURATIONS.index((16, "max", 5)) * len(CAPACITIES)
     one["measured"]["found"][first + 1] = 0

@@ -29,7 +29,7 @@ def test_a_measurement_is_one_line_with_its_machine_and_is_not_made_again(tmp_pa
     assert len(of_kind(again.all, part="a")) == 2
 
 
-def test_verdicts():
+def test_verdict_depends_on_point_and_interval():
     assert verdict(True, True) == "holds"
     assert verdict(True, False) == "holds in part"
     assert verdict(False, False) == "does not hold here"

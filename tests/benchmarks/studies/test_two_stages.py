@@ -74,7 +74,7 @@ def test_branches_of_one_prompt_are_those_of_each_beginning(watched):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_pairs_are_counted_by_hand():
+def test_stored_and_read_pairs_match_hand_computed_values():
     # 1,000 tokens in pages of 4 have 250 pages. A step reads one bound of 32 of 64 channels: 250 / 2 keys, half a pair
     # each. The oracle reads every key.
     hybrid = Cell(VOTES, 1000, Second("hybrid", 4, 32, 500))
@@ -92,7 +92,7 @@ def test_cells_of_one_size_store_no_more_than_it_and_have_their_own_names():
             assert one.size - 2 <= one.stored <= one.size
 
 
-def test_shares_by_hand():
+def test_attention_shares_match_hand_computed_values():
     # One group of two heads, one step, four tokens; tokens 1 and 3 are kept, token 3 is read.
     whole = torch.tensor([[[[0.0, 0.4, 0.3, 0.3]], [[0.0, 0.2, 0.2, 0.1]]]])
     kept, mask, best = torch.tensor([[1, 3]]), torch.tensor([[[False, True]]]), torch.tensor([[[1, 2]]])
@@ -100,13 +100,13 @@ def test_shares_by_hand():
     assert counted(whole, kept, mask, best).tolist() == pytest.approx([1 / 1.5, 0.4 / 1.5, 0.5, 0.0])
 
 
-def test_divergence_by_hand():
+def test_divergence_matches_a_hand_computed_value():
     whole, other = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
     assert divergence(whole, whole) == pytest.approx(0, abs=1e-7)
     assert divergence(whole, other) == pytest.approx(0.1438, abs=1e-4)
 
 
-def test_saved_bytes_by_hand():
+def test_saved_bytes_match_hand_computed_values():
     # Stage 1 alone reads 1,250 pairs, stage 2 leaves 250 of them: 1,000 of 1,250 and the weights' 10,000, which a batch
     # of 8 shares.
     step = Step(1250, 250)
@@ -147,7 +147,7 @@ def test_own_tokens_are_read_in_any_case_or_as_their_pages_score(watched):
     assert 0 <= min(by_score) < 1
 
 
-def test_steps_are_told_apart_by_their_place_by_hand():
+def test_shares_by_place_of_a_step_match_hand_computed_values():
     of = [{"nats": [0.1, 0.4, 0.2], "slots": [3, 0, 1]}, {"nats": [0.5], "slots": [0]}]
     assert own_token.split(of, "nats", begins=True) == [0.4, 0.5]
     assert own_token.split(of, "nats", begins=False) == [0.1, 0.2]

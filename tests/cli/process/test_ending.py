@@ -71,11 +71,11 @@ with {around}():
     assert (done.returncode, done.stderr) == (143, "")
 
 
-def test_two_seconds_are_kept():
+def test_the_grace_period_is_under_two_seconds():
     assert GRACE_SECONDS < 2
 
 
-def test_the_first_ctrl_c_may_be_the_end_of_something_else():
+def test_a_first_ctrl_c_that_is_caught_leaves_the_process_running():
     """It is heard while a call into C keeps Python from running, ends nothing, and the second one ends the process."""
     program = """
 import hashlib, sys, threading, time

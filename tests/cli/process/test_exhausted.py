@@ -39,7 +39,7 @@ def caused(cause: BaseException) -> ImportError:
         (caused(MemoryError()), "too little memory"),
     ],
 )  # fmt: skip
-def test_what_a_machine_lacks_is_one_line_with_exit_code_3(error, expected):
+def test_exhausted_resources_are_one_line_with_exit_code_3(error, expected):
     found = exhaustion(error)
     assert found is not None
     assert (found.message, found.exit_code) == (expected, 3)
@@ -49,12 +49,12 @@ def test_what_a_machine_lacks_is_one_line_with_exit_code_3(error, expected):
 @pytest.mark.parametrize(
     "error", [ValueError("no memory of it"), FileNotFoundError(errno.ENOENT, "No such file"), KeyError("allocate")]
 )
-def test_a_bug_stays_a_bug(error):
+def test_an_ordinary_exception_is_not_reported_as_exhaustion(error):
     assert exhaustion(error) is None
 
 
 @pytest.mark.parametrize("mebibytes", [32, (LEAST_ADDRESS_SPACE >> 20) - 1])
-def test_too_low_a_limit_is_said_before_libraries_die_of_it(mebibytes):
+def test_a_memory_limit_too_low_for_libraries_is_refused_before_they_load(mebibytes):
     done = limited(mebibytes, "policies")
     assert done.returncode == 3
     assert done.stdout == ""
@@ -64,7 +64,7 @@ def test_too_low_a_limit_is_said_before_libraries_die_of_it(mebibytes):
 
 
 @pytest.mark.parametrize("mebibytes", [614, 698])
-def test_too_low_a_limit_for_pytorch_is_said_before_it_dies_of_it(mebibytes, tmp_path):
+def test_a_memory_limit_too_low_for_pytorch_is_refused_before_it_loads(mebibytes, tmp_path):
     done = limited(mebibytes, "verify", "--level", "tasks", "--model", "retrieval-tiny", "--output-dir", str(tmp_path))
     assert done.returncode == 3
     error, hint = done.stderr.splitlines()[-2:]

@@ -21,7 +21,7 @@ def shell(arguments: list[str], redirections: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_a_result_that_cannot_be_written_is_one_line(arguments):
+def test_a_result_that_cannot_be_written_is_reported_in_one_line(arguments):
     done = shell(arguments, f">{FULL}")
     assert done.returncode == 3
     assert done.stderr.splitlines() == [

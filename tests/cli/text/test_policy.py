@@ -42,7 +42,9 @@ def described(policy: str, budget: int | str = 512, **overrides: Any) -> str:
         ("duo-attention", {}, "512 tokens kept of each KV head while it answers (128 first, 384 last), 512 slots"),
     ],
 )  # fmt: skip
-def test_what_is_kept_and_read(policy: str, overrides: dict[str, Any], expected: str) -> None:
+def test_kept_and_read_tokens_of_each_policy_are_described_in_words(
+    policy: str, overrides: dict[str, Any], expected: str
+) -> None:
     assert expected in described(policy, **overrides)
 
 
@@ -61,11 +63,11 @@ def test_what_is_kept_and_read(policy: str, overrides: dict[str, Any], expected:
          "100 to 1000 tokens kept by layer of each KV head while it answers (last, most attended), 101 to 1001 slots"),
     ],
 )  # fmt: skip
-def test_layers_with_budgets_of_their_own(policy: str, overrides: dict[str, Any], expected: str) -> None:
+def test_budgets_by_layer_are_described_in_words(policy: str, overrides: dict[str, Any], expected: str) -> None:
     assert expected in described(policy, **overrides)
 
 
-def test_retrieval_heads_beside_streaming_heads() -> None:
+def test_retrieval_and_streaming_heads_are_described_in_words() -> None:
     text = described("duo-attention", budget=4096, head_scores=FALLING)
     assert "27 of 256 KV heads keep everything (32768 slots); 640 tokens kept of each other KV head while" in text
 

@@ -54,7 +54,7 @@ def test_lines_for_people_control_no_terminal(capfd):
 ANSWER = "a\tb\n\x1b[31m\x9bc\r\x00שלם\u200f 👩\u200d💻\x7f"
 
 
-def test_an_answer_reaches_a_file_as_it_is(monkeypatch):
+def test_an_answer_reaches_a_file_unchanged(monkeypatch):
     assert answer_text(ANSWER) == ANSWER
 
 
@@ -63,7 +63,7 @@ def test_an_answer_controls_no_terminal(monkeypatch):
     assert answer_text(ANSWER) == "a\tb\n\\x1b[31m\\x9bc\\r\\x00שלם\u200f 👩\u200d💻\\x7f"
 
 
-def test_no_other_module_of_the_commands_prints():
+def test_only_the_printing_module_prints():
     """A line that is printed past `show` may control a terminal; answers and exported files are printed whole."""
     printing = {
         (path.name, line.strip())

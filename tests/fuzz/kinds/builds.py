@@ -1,4 +1,4 @@
-"""What a build is told: YAML files, `--set`, head patterns, calibration prompts."""
+"""Inputs of a build: YAML files, `--set`, head patterns, calibration prompts."""
 
 from __future__ import annotations
 

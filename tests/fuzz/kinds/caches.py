@@ -1,4 +1,4 @@
-"""What leaves an engine and comes back: stored contexts, handoffs between processes, KV proofs."""
+"""Data that leaves an engine and comes back: stored contexts, handoffs between processes, KV proofs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _context(seed: int, length: int = 20) -> Context:
 
 
 def sealed(content: bytes) -> bytes:
-    """The file of a context with the checksum of its bytes, wherever that is written."""
+    """Return the file of a context with the checksum of its bytes, wherever that is written."""
     try:
         header = header_and_data(content)[0]
         written = header["__metadata__"][CHECKSUM]

@@ -34,7 +34,7 @@ class NotPrintable(Exception):
 
 
 def tiny_engine(folder: Path) -> Path:
-    """An engine of a tiny chat model, built once in a folder that all kinds share."""
+    """Return an engine of a tiny chat model, built once in a folder that all kinds share."""
     engine = folder / "engine"
     if not engine.exists():
         from kvc_trt.cli.main import run

@@ -75,7 +75,7 @@ class HuggingFaceConfig(Kind):
         return config
 
     def compared(self, content: bytes, found: ModelConfig) -> Comparison:
-        """With transformers: the same sizes, for the class that `model_type` names."""
+        """Compare with transformers: the same sizes, for the class that `model_type` names."""
         mapping = json.loads(content)
         if mapping.get("model_type") != _MODEL_TYPES[found.architecture]:
             return Comparison(False, refused="model_type names another class; ours goes by the architecture")
@@ -208,7 +208,7 @@ class Gguf(Kind):
         return checkpoint
 
     def compared(self, content: bytes, found: GgufCheckpoint) -> Comparison:
-        """With the gguf package: the same tensors with the same types, shapes and bytes."""
+        """Compare with the gguf package: the same tensors with the same types, shapes and bytes."""
         import gguf
 
         try:

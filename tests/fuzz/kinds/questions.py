@@ -1,4 +1,4 @@
-"""What an engine is asked: prompts as text and as ids, the rules of an answer, and requests of servers' clients."""
+"""Requests to an engine: prompts as text and as ids, the rules of an answer, and bodies of servers' clients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Asking(Kind):
         self.engine.session(2)
 
     def json(self, content: bytes) -> Any:
-        """The input's value, as a client's library hands it over."""
+        """Return the input's value, as a client's library hands it over."""
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:

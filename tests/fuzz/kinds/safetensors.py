@@ -81,7 +81,7 @@ class Safetensors(Kind):
             file.close()
 
     def compared(self, content: bytes, found: dict[str, tuple[str, tuple[int, ...], bytes]]) -> Comparison:
-        """With the safetensors package: the same names, types, shapes and bytes."""
+        """Compare with the safetensors package: the same names, types, shapes and bytes."""
         try:
             with safe_open(self.folder / "model.safetensors", framework="numpy") as theirs:
                 names = {name for name in theirs.keys() if not name.startswith("__padding__.")}  # noqa: SIM118
@@ -160,7 +160,7 @@ _ITEMS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "U16": 2, "I1
 
 
 def _made_of_nothing(random: Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
-    """A file whose sizes agree with each other, with odd names, types, shapes and an odd order."""
+    """Return a file whose sizes agree with each other, with odd names, types, shapes and an odd order."""
     header: dict[str, Any] = {}
     end = 0
     for number in range(random.randint(0, 6)):

@@ -9,13 +9,13 @@ from tests.fuzz.mutation.trees import Codec
 
 
 def packed(header: Any, data: bytes) -> bytes:
-    """A safetensors file of a header and the tensors' bytes, whatever they are."""
+    """Return a safetensors file of a header and the tensors' bytes, whatever they are."""
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
 def header_and_data(content: bytes) -> tuple[Any, bytes]:
-    """The header of a safetensors file and the tensors' bytes; ValueError where there is none."""
+    """Return the header of a safetensors file and the tensors' bytes; ValueError where there is none."""
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), content[end:]
 

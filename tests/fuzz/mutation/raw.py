@@ -47,7 +47,7 @@ def repeat(random: Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def splice(random: Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
-    """A piece of a seed in place of a piece."""
+    """Return a piece of a seed in place of a piece."""
     start, stop = _range(random, content)
     other = random.choice(seeds)
     first, last = _range(random, other)
@@ -55,7 +55,7 @@ def splice(random: Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def overwrite_number(random: Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
-    """A number of a machine's width that often bounds or counts something, anywhere."""
+    """Return a number of a machine's width that often bounds or counts something, anywhere."""
     width = random.choice((1, 2, 4, 8))
     value = random.choice(_NUMBERS) % (1 << 8 * width)
     start = random.randrange(len(content)) if content else 0
@@ -63,7 +63,7 @@ def overwrite_number(random: Random, content: bytes, seeds: Sequence[bytes]) -> 
 
 
 def overwrite_digits(random: Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
-    """A number in a text becomes another."""
+    """Return the input with a number in a text replaced by another."""
     found = list(_DIGITS.finditer(content[:LARGEST]))
     if not found:
         return overwrite_number(random, content, seeds)

@@ -23,7 +23,7 @@ class Codec(NamedTuple):
 
     decode: Callable[[bytes], Any]
     encode: Callable[[Any, bytes], bytes]
-    """From a tree and the input that it comes from."""
+    """A function from a tree and its original input to bytes."""
 
 
 def _to_json(tree: Any, _: bytes = b"") -> bytes:
@@ -34,7 +34,7 @@ JSON = Codec(json.loads, _to_json)
 
 
 def hostile_values(random: Random) -> Any:
-    """A value that nobody expects: of another type, beyond a bound, or text that means something to somebody."""
+    """Return a value that nobody expects: of another type, beyond a bound, or text that means something to somebody."""
     kind = random.randrange(6)
     if kind == 0:
         return random.choice((None, True, False, {}, [], "", [[]], [None], {"": ""}, [0] * 2000, {"a": {"b": []}}))
@@ -86,7 +86,7 @@ def spoiled_tree(random: Random, tree: Any) -> Any:
 
 
 def _nearby(random: Random, value: Any) -> Any:
-    """A value of the same type that is a little wrong."""
+    """Return a value of the same type that is a little wrong."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -112,7 +112,7 @@ def _hostile_key(random: Random, key: str) -> str:
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place of a value, as (its mapping or list, key or index); at most some thousands."""
+    """Yield every place of a value, as (its mapping or list, key or index); at most some thousands."""
     waiting, found = [tree], 0
     while waiting and found < 4000:
         parent = waiting.pop()
@@ -125,7 +125,7 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def of_trees(codec: Codec) -> Mutator:
-    """The mutator that changes one to three places of an input's tree."""
+    """Return the mutator that changes one to three places of an input's tree."""
 
     def spoil_tree(random: Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
         try:

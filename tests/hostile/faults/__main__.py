@@ -1,4 +1,4 @@
-"""What kvc-trt's commands do when the machine fails: `make faults`, or `python -m tests.hostile.faults`.
+"""Trials of kvc-trt's commands on a failing machine: `make faults`, or `python -m tests.hostile.faults`.
 
 Prints what went wrong as it happens and a table, and writes benchmarks/results/faults.json with machine and commit.
 """

@@ -23,7 +23,7 @@ SHARES = {
     "export triton": 0.05,
     "export triton ensemble": 0.05,
 }
-"""How many of all kills hit which command: half of them at its changes of files, half at times."""
+"""Each command's share of all kills: half of them at its changes of files, half at times."""
 
 
 def kills(inputs: Inputs, folders: Folders, wanted: int, seed: int) -> Iterator[Outcome]:

@@ -1,4 +1,4 @@
-"""What came of a trial, and the table of all."""
+"""The outcome of a trial, and the table of all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Outcome:
     moment: str
     problems: list[str]
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """What was measured: the exit code, seconds."""
+    """Measured figures: the exit code, seconds."""
 
 
 def shown(part: str, outcomes: Iterable[Outcome]) -> list[Outcome]:

@@ -32,7 +32,7 @@ class Subject:
     before: Callable[[Inputs, Path], None] | None = None
     """Put something there that the command replaces."""
     refuses: Callable[[Path], bool] = lambda target: False
-    """Whether the command refuses to replace the target as it is."""
+    """A function that returns True if the command refuses to replace the target as it is."""
 
     def begin(self, inputs: Inputs, folders: Folders) -> list[str]:
         """Make the folders as they are before the command, and return its arguments."""
@@ -44,7 +44,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What commands read."""
+    """The files that commands read."""
 
     engine: Path
     prompt: Path

@@ -31,7 +31,7 @@ class Folders:
 
     @property
     def output(self) -> Path:
-        """What the user asked for."""
+        """The path that the user asked for."""
         return self.root / "output"
 
     @property
@@ -51,7 +51,7 @@ class Folders:
             folder.mkdir(mode=0o700, parents=True)
 
     def leftovers(self) -> list[str]:
-        """What a command that has ended must not leave: unfinished names, and anything temporary."""
+        """Return the files that a command must not leave at its end: unfinished names, and anything temporary."""
         unfinished = [path for path in self.root.rglob(".*") if path.parent != self.root]
         cached = [path for name in ("stages", "scratch") for path in (self.cache / name).glob("*")]
         left = {*unfinished, *cached, *self.temporary.iterdir()}
@@ -60,13 +60,13 @@ class Folders:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     """The exit code, or minus the number of the signal."""
     seconds: float
     errors: str
-    """What it wrote to stderr."""
+    """The command's output on stderr."""
 
     @property
     def line(self) -> str:

@@ -46,7 +46,7 @@ def test_linear_scaling_is_read(config, changes):
     assert (scaling.kind, scaling.factor) == ("linear", 4.0)
 
 
-def test_a_scaling_that_is_switched_off_is_none(config):
+def test_a_scaling_that_is_switched_off_is_ignored(config):
     assert config(changes={"rope.scaling.type": "none", "rope.scaling.factor": 4.0}).rotary_scaling is None
 
 
@@ -86,5 +86,5 @@ def test_features_without_a_graph_are_refused_by_key(config, options, message):
     assert "\n" not in caught.value.message
 
 
-def test_a_neutral_value_is_no_reason(config):
+def test_neutral_values_of_unsupported_keys_are_accepted(config):
     config(changes={"expert_count": 0, "attention.causal": True, "logit_scale": 0.0, "rope.scaling.attn_factor": 1.0})

@@ -92,7 +92,7 @@ CASES |= {
 
 
 def opened(path):
-    """The error of reading a file, and the most memory that it took."""
+    """Return the error of reading a file, and the most memory that it took."""
     tracemalloc.start()
     try:
         with pytest.raises(InputError) as caught:
@@ -103,7 +103,7 @@ def opened(path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_lie_is_refused_in_one_line_before_memory_is_taken_for_it(case, tmp_path):
+def test_a_false_size_is_refused_before_memory_is_allocated_for_it(case, tmp_path):
     content, message = CASES[case]
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
@@ -169,7 +169,7 @@ def test_a_changed_header_is_refused_in_one_line_or_read(data, valid, tmp_path_f
 
 
 @given(content=st.binary(max_size=400))
-def test_any_bytes_are_refused(content, tmp_path_factory):
+def test_random_bytes_after_the_magic_are_refused(content, tmp_path_factory):
     path = tmp_path_factory.mktemp("any") / "model.gguf"
     path.write_bytes(b"GGUF" + content)
     with pytest.raises(InputError):

@@ -50,7 +50,7 @@ def test_llama_31_and_32_have_the_tables_of_transformers(factor, size, tmp_path)
     np.testing.assert_allclose(sine, angles.sin().numpy(), atol=1e-6)
 
 
-def test_factors_of_one_are_no_scaling():
+def test_factors_of_one_mean_no_scaling():
     assert llama3_scaling(np.ones(HEAD_SIZE // 2, np.float32), 10000.0, HEAD_SIZE, "file") is None
 
 

@@ -166,7 +166,9 @@ def test_a_vocabulary_of_long_tokens_ends_early(file: Callable[..., Path]) -> No
         ({"add_space_prefix": 1}, "add_space_prefix is 1, expected true or false"),
     ],
 )
-def test_what_is_not_known_is_refused_by_key(changes: dict[str, Any], message: str, file: Callable[..., Path]) -> None:
+def test_unknown_tokenizer_settings_are_refused_by_key(
+    changes: dict[str, Any], message: str, file: Callable[..., Path]
+) -> None:
     with pytest.raises(InputError) as caught:
         contents(file(**changes))
     assert f"model.gguf: tokenizer.ggml.{message}" in caught.value.message

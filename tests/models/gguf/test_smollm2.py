@@ -44,7 +44,7 @@ def engine(smollm2_gguf, tmp_path_factory):
     return directory
 
 
-def test_the_file_is_the_presets(smollm2_gguf):
+def test_the_file_has_the_presets_configuration(smollm2_gguf):
     preset = load_preset("smollm2-135m-instruct")
     preset.file.check(smollm2_gguf)
     config = GgufCheckpoint(smollm2_gguf).config

@@ -72,7 +72,7 @@ def test_smollm_has_single_digits_and_keeps_the_spaces_before_them(contents):
 
 
 def pieces(contents, name, text):
-    """The pieces of a text, composed as the rule composes it."""
+    """Return the pieces of a text, composed as the rule composes it."""
     tokenizer = Tokenizer.from_str(contents(pre=name)["tokenizer.json"].decode())
     composed = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
     return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(composed)]
@@ -93,7 +93,7 @@ def test_ids_are_those_of_the_familys_own_class(name, theirs, contents):
         assert ours.encode(text).ids == own(text, add_special_tokens=False).input_ids
 
 
-def test_pieces_of_rules_that_no_other_reader_here_knows(contents):
+def test_pieces_of_rules_without_another_reader_are_the_expected_ones(contents):
     text = "it's 12345 + x..., \n\nyes"
     assert pieces(contents, "glm4", text) == pieces(contents, "llama3", text)
     for name in ("refact", "starcoder"):

@@ -23,7 +23,7 @@ _SCALES = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q6_K": slice(208, 210)}
 
 @cache
 def vocabulary() -> tuple[list[str], list[str]]:
-    """Tokens and merges of byte-level BPE, learned from the texts above."""
+    """Return the tokens and merges of byte-level BPE, learned from the texts above."""
     import json
 
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers

@@ -82,7 +82,7 @@ def check_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 @cases.FP8
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", [(61, 9, 40), (24,), (5, 0)], ids=str)
-def test_compaction(enqueue, emulation, dtype, lengths, fp8):
+def test_enqueued_compaction_equals_the_library_call(enqueue, emulation, dtype, lengths, fp8):
     case = cases.compact_case(lengths=lengths, heads=6, kv_heads=2, page=3, dtype=dtype, fp8=fp8)
     expected = emulation.compact(**case.arguments())
     outputs = [poisoned(tensor.shape, tensor.dtype) for tensor in expected]
@@ -94,7 +94,7 @@ def test_compaction(enqueue, emulation, dtype, lengths, fp8):
 @cases.FP8
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", [(61, 17, 40), (15, 3), (70, -1)], ids=str)
-def test_hybrid_attention(enqueue, emulation, dtype, lengths, fp8):
+def test_enqueued_hybrid_attention_equals_the_library_call(enqueue, emulation, dtype, lengths, fp8):
     case = cases.step_case(
         lengths=lengths, heads=6, kv_heads=2, page=3, top_r=5, top_k=12, dense_until=18, dtype=dtype, fp8=fp8
     )
@@ -109,7 +109,7 @@ def test_hybrid_attention(enqueue, emulation, dtype, lengths, fp8):
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", [(61, 9, 40), (70, -1)], ids=str)
-def test_dense_attention(enqueue, emulation, dtype, lengths):
+def test_enqueued_dense_attention_equals_the_library_call(enqueue, emulation, dtype, lengths):
     case = cases.step_case(lengths=lengths, heads=6, kv_heads=2, dtype=dtype)
     direct = case.to("cpu")
     output = emulation.dense_attention(**direct.dense_arguments())
@@ -123,7 +123,7 @@ def test_dense_attention(enqueue, emulation, dtype, lengths):
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @pytest.mark.parametrize("make", STORING, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
-def test_caches_in_a_format(enqueue, emulation, make, form, dtype):
+def test_enqueued_operators_over_stored_caches_equal_the_library_calls(enqueue, emulation, make, form, dtype):
     step = stored(make, form)(emulation, dtype, (61, 9, 40))
     tensors = dict(zip((tensor.name for tensor in step.operator.inputs), step.inputs, strict=True))
     assert enqueue(step.operator.name, SimpleNamespace(**tensors, **step.fields), step.outputs) == 0

@@ -42,17 +42,17 @@ def _run(program: Path, library: Path, name: str) -> None:
     assert done.returncode == 0, f"{name} exited with {done.returncode}:\n{done.stderr[-4000:]}"
 
 
-def test_the_suite_is_found():
+def test_the_host_tests_are_found():
     assert len(NAMES) > 20
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != NEEDS_CUDA])
-def test_with_sanitizers_over_the_emulation(sanitized, name):
+def test_each_host_test_passes_under_sanitizers(sanitized, name):
     _run(*sanitized, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_of_the_library_that_tensorrt_loads(cuda_plugins, name):
+def test_each_host_test_passes_with_the_cuda_plugins(cuda_plugins, name):
     _run(_host_test(), cuda_plugins, name)
 
 

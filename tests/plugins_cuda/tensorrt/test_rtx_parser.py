@@ -62,7 +62,7 @@ def parse(plugins, tmp_path):
 def saved_decode(
     directory: Path, policy: str, precision: str, *, fp8_bounds: bool = False
 ) -> tuple[Path, onnx.ModelProto]:
-    """A decode graph beside its weights. bfloat16 has no executor on a CPU, so the graph is built on its own."""
+    """Return a decode graph beside its weights. bfloat16 has no executor on a CPU, so the graph is built on its own."""
     from kvc_trt.graph.build import build_decode
     from kvc_trt.graph.weights import GraphWeights, write_weights
     from kvc_trt.models.random_weights import RandomWeights
@@ -141,7 +141,7 @@ def test_compaction_becomes_a_plugin_with_static_cache_shapes(parse, precision, 
 
 
 def test_without_the_library_a_graph_falls_back_to_its_body_without_a_word(parse, tmp_path):
-    """Why an engine's plugin layers have to be counted."""
+    """This is why an engine's plugin layers have to be counted."""
     path, _ = saved_decode(tmp_path, "full", "fp16")
     answer = parse(path, with_plugins=False)
     assert (answer["parsed"], answer["plugins"], answer["errors"]) == (True, [], [])

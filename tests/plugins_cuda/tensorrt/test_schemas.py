@@ -46,7 +46,7 @@ def plugin_nodes(graphs) -> list[tuple[onnx.ModelProto, onnx.NodeProto]]:
 
 
 def called(node: onnx.NodeProto) -> Operator:
-    """The operator in the form that a node's attributes name."""
+    """Return the operator in the form that a node's attributes name."""
     return PLUGINS[node.op_type].for_numbers({a.name: a.i for a in node.attribute})
 
 

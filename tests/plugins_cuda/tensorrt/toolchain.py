@@ -74,7 +74,7 @@ def _digest(command: Sequence[str], arguments: Sequence[str | Path]) -> str:
 
 
 def compile_plugins(name: str, kernels: Path, *flags: str) -> Path:
-    """The plugins over a kernel library that is already there; nothing of TensorRT's may be left undefined."""
+    """Return the plugins over a kernel library that is already there; nothing of TensorRT's may be left undefined."""
     sources = sorted(SOURCES.rglob("*.cpp"))
     exports = f"-Wl,--version-script={SOURCES / 'exports.map'}"
     links = (kernels, f"-Wl,-rpath,{kernels.parent}", "-Wl,--no-undefined", exports)

@@ -9,7 +9,7 @@ END = 0
 
 
 def byte_tokenizer(end: str = "<end>") -> Any:
-    """The tokenizer, as the library of tokenizers has it: 270 tokens or so."""
+    """Return the tokenizer, as the library of tokenizers has it: 270 tokens or so."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

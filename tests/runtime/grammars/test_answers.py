@@ -48,7 +48,7 @@ def asked(grammar, prompt=(5, 6), **rules):
 
 
 def matches(grammar, text):
-    """Whether the text of an answer is what its grammar allows, by others than the library."""
+    """Return True if the text of an answer obeys its grammar, by code other than the library's."""
     if grammar.kind == "regex":
         return re.fullmatch(grammar.text, text) is not None
     if grammar.kind == "choice":
@@ -116,7 +116,7 @@ def test_every_finished_answer_validates(schema, prompt, temperature):
         jsonschema.validate(json.loads(output.text), schema)
 
 
-def test_the_answers_of_the_property_are_finished():
+def test_most_answers_of_the_property_test_are_finished():
     """Or it would hold of nothing."""
     one = Grammar.json_schema({"type": "array", "items": ROW, "minItems": 1, "maxItems": 2})
     outputs = session(4).generate([asked(one, [n], sampling=Sampling(temperature=1.0, seed=n)) for n in range(20)])
@@ -145,7 +145,7 @@ def test_an_answer_ends_where_nothing_can_follow():
 
 
 @pytest.mark.parametrize("rules", [{"ignore_eos": True}, {"min_tokens": 9}, {"stop_token_ids": (7,)}])
-def test_it_ends_there_whatever_else_is_asked(rules):
+def test_a_complete_answer_ends_under_any_other_rules(rules):
     [output] = session().generate([asked(Grammar.regex("abc"), logit_bias=None, **rules)])
     assert (output.text, output.finish_reason) == ("abc", "stop")
 
@@ -166,14 +166,14 @@ def test_a_stop_token_of_the_request_ends_it_as_an_end_token_does():
     assert (output.text, output.finish_reason) == ("bbb", "stop")
 
 
-def test_an_answer_that_is_cut_says_so():
+def test_a_cut_answer_ends_with_length():
     [output] = session().generate([asked(Grammar.json_schema(ROW), max_new_tokens=4)])
     assert output.finish_reason == "length"
     with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
         json.loads(output.text)
 
 
-def test_bans_that_leave_nothing_fail_the_row_alone():
+def test_bans_that_leave_no_allowed_token_fail_their_row_alone():
     made = session(2)
     first, second = made.add(
         [asked(Grammar.regex("a+b"), banned_token_ids=[[TOKENIZER.token_to_id("a")]]), asked(None)]
@@ -224,7 +224,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_before_it_joins():
     assert made.rows == ()
 
 
-def test_without_a_tokenizer_there_are_none():
+def test_a_grammar_without_a_tokenizer_is_refused():
     made = Session(FakeExecutor(vocab_size=VOCABULARY), None, 1)
     with pytest.raises(InputError, match="a grammar needs a tokenizer, and this engine has none"):
         made.check(asked(GRAMMARS[0]))

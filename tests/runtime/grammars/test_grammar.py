@@ -36,7 +36,7 @@ def test_a_schema_comes_in_three_forms():
 
 
 @pytest.mark.parametrize("wrong", [5, None, [1], b"{}", int, object(), {"enum": [object()]}, {"maximum": float("nan")}])
-def test_another_value_is_no_schema(wrong):
+def test_values_that_are_no_schema_are_refused(wrong):
     with pytest.raises(InputError, match="JSON schema"):
         Grammar.json_schema(wrong)
 
@@ -66,7 +66,7 @@ def test_another_value_is_no_schema(wrong):
         ({"minProperties": 2, "required": ["a"]}, "at #/minProperties is 2, and 1 properties are required"),
     ],
 )
-def test_what_is_not_obeyed_is_named(schema, message):
+def test_unsupported_parts_of_a_schema_are_refused_by_place(schema, message):
     with pytest.raises(InputError, match=message) as refused:
         Grammar.json_schema(schema)
     assert "\n" not in refused.value.message
@@ -85,7 +85,7 @@ def test_what_is_not_obeyed_is_named(schema, message):
         ({"$ref": "#"}, "JSON schema"),
     ],
 )
-def test_what_cannot_be_compiled_has_one_line(schema, message):
+def test_a_schema_that_cannot_be_compiled_is_refused_in_one_line(schema, message):
     with pytest.raises(InputError, match=message) as refused:
         GRAMMARS.check(Grammar.json_schema(schema), "prompt 3")
     assert refused.value.message.startswith("prompt 3: the JSON schema")
@@ -107,7 +107,7 @@ def test_what_cannot_be_compiled_has_one_line(schema, message):
         {},
     ],
 )
-def test_what_is_obeyed_compiles(schema):
+def test_supported_schemas_compile(schema):
     GRAMMARS.check(Grammar.json_schema(schema), "prompt")
 
 
@@ -223,7 +223,7 @@ def test_a_long_line_of_a_grammar_is_read_once(line):
     assert time.process_time() - start < SECONDS
 
 
-def test_what_is_forced_ends_before_a_token_that_no_model_has():
+def test_forced_tokens_end_before_a_token_that_the_model_lacks():
     """A grammar can name tokens by number, and the one after the last stands for the end of an answer."""
     size, a = TOKENIZER.get_vocab_size(), TOKENIZER.token_to_id("a")
     for end in (size, 0):

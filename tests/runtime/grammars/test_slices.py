@@ -77,7 +77,7 @@ def grammars() -> Grammars:
 
 @cache
 def whole() -> LLTokenizer:
-    """The same vocabulary in one piece: every token is tried."""
+    """Return the same vocabulary in one piece: every token is tried."""
     size = len(vocabulary().tokens)
     return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary())), n_vocab=size + 1, eos_token=size, slices=[])
 

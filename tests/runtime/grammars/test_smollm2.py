@@ -44,7 +44,7 @@ def greedy(engine):
     return engine.chat(QUESTION, schema=Person).text
 
 
-def test_its_answers_validate(engine, greedy):
+def test_answers_of_a_real_model_validate(engine, greedy):
     person = Person.model_validate_json(greedy)
     assert (person.name, person.age, person.city) == ("Anna", 34, "Paris")
     output = engine.chat(QUESTION, schema=Person, sampling=Sampling(temperature=1.5, seed=0))

@@ -19,7 +19,7 @@ TEXTS = ("", "a", '{"a": [1, 2.5, true]}', "é☃你\n", "<end>", " x  y", "<cal
 
 
 def sentence_piece():
-    """As Llama 2 and Mistral have it: a space is part of the word that follows, and each byte has a token."""
+    """Return a tokenizer like Llama 2's: a space is part of the word that follows, and each byte has a token."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words += ["▁", *"abcdefg", "▁a", "▁b", "ab", "{", "}", '"']
     tokenizer = Tokenizer(

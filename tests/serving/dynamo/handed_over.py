@@ -47,7 +47,7 @@ def asked(tokens, sampling=None, **stopping):
 
 
 def after(message, chunk):
-    """The message as decode receives it over the wire."""
+    """Return the message as decode receives it over the wire."""
     params = json.loads(json.dumps(chunk["disaggregated_params"]))
     return {**message, "prefill_result": {"disaggregated_params": params}}
 

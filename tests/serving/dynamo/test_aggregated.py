@@ -91,7 +91,7 @@ def test_a_stream_says_the_same_piece_by_piece(client, answers, needle):
     assert reasons == [None] * (len(events) - 1) + ["length"]
 
 
-def test_seeds_draw_what_they_draw_elsewhere(client, answers):
+def test_seeds_draw_the_tokens_that_the_engine_draws(client, answers):
     rules = {"temperature": 1.5, "top_k": 40, "top_p": 0.9, "seed": 11}
     answer = client.complete("demo", RECORD, max_tokens=12, ignore_eos=True, **rules)
     alone = answers(RECORD, 12, ignore_eos=True, sampling=Sampling(**rules))
@@ -222,7 +222,7 @@ def test_an_end_waits_for_the_answers_that_have_begun(demo_engine, needle, answe
     assert "".join(event["choices"][0]["text"] for event in events).strip() == alone.text
 
 
-def test_engines_that_cannot_be_served_give_one_line(demo_engine, tmp_path, tiny_engine):
+def test_engines_that_cannot_be_served_are_refused_in_one_line(demo_engine, tmp_path, tiny_engine):
     one = Served(str(tiny_engine), "--port", "0")
     assert one.process.wait(60) == one.end() == 2
     assert "has no tokenizer" in one.lines[0]

@@ -46,12 +46,12 @@ def test_a_name_is_one_that_kubernetes_takes(demo_engine, tmp_path, name, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_overwritten(demo_engine, tmp_path, capsys):
+def test_an_existing_directory_is_not_overwritten(demo_engine, tmp_path, capsys):
     assert run(["export", "dynamo", str(demo_engine), "-o", str(tmp_path)]) == 2
     assert "exists and is not replaced" in capsys.readouterr().err
 
 
-def test_an_image_is_a_name(demo_engine, tmp_path, capsys):
+def test_an_invalid_image_name_is_refused(demo_engine, tmp_path, capsys):
     arguments = ["export", "dynamo", str(demo_engine), "-o", str(tmp_path / "out"), "--image", "a b"]
     assert run(arguments) == 2
     assert "not the name of an image" in capsys.readouterr().err

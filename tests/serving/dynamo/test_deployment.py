@@ -37,7 +37,7 @@ def dead(name="1"):
     return f"{boot} {namespace} {pid} {name}"
 
 
-def test_settings_reach_the_worker(tmp_path):
+def test_serving_settings_reach_the_workers_command_line(tmp_path):
     settings = ServingSettings(3, 9, prefill_slice_ms=12.5, threads=2, backend="onnxruntime", kv_proofs=True)
     command = prefill(tmp_path / "store", settings=settings, tool_parser="hermes")._workers["demo"]._command
     said = dict(itertools.pairwise(command))

@@ -115,7 +115,7 @@ def test_workers_that_wait_take_no_processor(apart):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("role", ROLES)
-def test_whatever_a_worker_that_is_killed_was_at_no_client_is_told_anything_else(apart, answers, needle, role):
+def test_a_killed_worker_gives_its_clients_right_answers_or_errors(apart, answers, needle, role):
     """Killed among many requests, some of them being read, handed over or answered: right answers, or errors."""
     alone = answers(needle, 40, ignore_eos=True).text
     body = {"model": "demo", "prompt": needle, "max_tokens": 40, "ignore_eos": True}
@@ -141,7 +141,7 @@ def test_streams_seeds_and_penalties_go_on_where_prefill_ended(apart, answers, n
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_many_at_once(apart, answers, needle):
+def test_many_requests_at_once_are_answered_as_each_alone(apart, answers, needle):
     prompts = [RECORD, needle, needle[:1] + needle[400:], RECORD.replace("lamp", "fork")] * 5
     alone = {str(prompt): answers(prompt, 10).text for prompt in prompts}
     with ThreadPoolExecutor(len(prompts)) as threads:

@@ -16,7 +16,7 @@ MOVED = {"int8": 106_712, "int4": 65_720}
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", MOVED)
-def test_the_bytes_that_nixl_moves(form, tmp_path):
+def test_nixl_moves_as_many_bytes_as_the_format_has(form, tmp_path):
     engine = tmp_path / "engine"
     arguments = ["--policy", "rocketkv", "--token-budget", "64", "--kv-cache", form, "--no-verify", "-o", str(engine)]
     assert run(["build", "--model", "retrieval-tiny", *arguments]) == 0

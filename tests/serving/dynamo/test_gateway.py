@@ -99,7 +99,7 @@ async def many_wait(url: str, session: ClientSession, frontend: Frontend) -> Non
 
 
 async def every_failure_has_its_status(url: str, session: ClientSession) -> None:
-    """What fails before the first token has a status, in a stream too; what fails later is the last event."""
+    """Check that a failure before the first token has a status, in a stream too, and a later one is the last event."""
     wanted = [
         (REFUSED, 503, "busy: come again"),
         (BROKEN, 503, "no cache"),

@@ -114,7 +114,7 @@ def test_a_changed_answer_is_named_by_cache_and_step(client, needle, demo_engine
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_carries_one_too(aggregated, chat_engine, stream):
+def test_a_chat_carries_the_proof_of_the_engine_alone(aggregated, chat_engine, stream):
     from kvc_trt import Engine
     from tests.readable_model import text
 
@@ -149,7 +149,7 @@ def test_an_answer_that_ends_at_a_stop_string_has_its_proof(client, stream, demo
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", ["all", 3, ["lists"]])
-def test_another_kind_is_refused(client, kind, stream):
+def test_an_unknown_kind_of_proof_is_refused(client, kind, stream):
     status, answer = client.ask("/v1/completions", asked("lamp", kind, stream=stream))
     assert status == 400
     assert "expected digest or lists" in answer["error"]["message"]

@@ -36,7 +36,7 @@ def test_invalid_records_are_passed_over(text, tmp_path):
     assert read_record(tmp_path / "missing") is None
 
 
-def test_a_pipe_is_no_record(tmp_path):
+def test_a_pipe_is_not_read_as_a_record(tmp_path):
     os.mkfifo(tmp_path / "one")
     assert read_record(tmp_path / "one") is None
 

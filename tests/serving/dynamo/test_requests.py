@@ -37,7 +37,7 @@ def test_unset_fields_are_left_to_the_engine():
     assert (request.stop_token_ids, request.ignore_eos, request.logprobs, request.min_tokens) == ((), False, None, 0)
 
 
-def test_set_fields_arrive():
+def test_set_fields_reach_the_request():
     request = request_of(
         asked(
             stop_conditions={"max_tokens": 5, "stop_token_ids": [7], "stop_token_ids_hidden": [2], "ignore_eos": True},
@@ -51,7 +51,7 @@ def test_set_fields_arrive():
     assert request.logprobs == 2
 
 
-def test_penalties_arrive_and_neutral_ones_are_none():
+def test_penalties_reach_the_request_and_neutral_ones_change_nothing():
     given_ = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0, "top_k": -1}
     request = request_of(asked(sampling_options=given_), LIMITS)
     assert request.sampling == Sampling(repetition_penalty=1.2, presence_penalty=0.5)
@@ -103,7 +103,7 @@ def test_grammars_of_the_frontend_are_ours(guided, grammar):
 
 
 @pytest.mark.parametrize(("field", "value"), [("token_ids", 5), ("token_ids", "ab")])
-def test_what_must_be_a_list_is_refused(field, value):
+def test_fields_that_must_be_a_list_are_refused_otherwise(field, value):
     with pytest.raises(InputError, match=f"{field} is .*, expected a list"):
         request_of({**asked(), field: value}, LIMITS)
 

@@ -44,7 +44,7 @@ REQUESTS = st.builds(
 
 
 def passed(request):
-    """The message of a worker for a request of the gateway."""
+    """Return the message of a worker for a request of the gateway."""
     body = json.loads(json.dumps(wire.message_of(request, "demo")))
     return {"token_ids": body["prompt"], "annotations": ["of somebody else", *body["nvext"]["annotations"]]}
 
@@ -76,7 +76,7 @@ def test_a_request_arrives_whole(request):
         ('{"logit_bias": [1]}', "logit_bias is"),
     ],
 )
-def test_what_strangers_write_into_the_annotation_is_refused(note, named):
+def test_invalid_rules_in_an_annotation_are_refused(note, named):
     with pytest.raises(InputError, match=named):
         wire.request_in({"token_ids": [3], "annotations": [f"{wire.RULES_NOTE}{note}"]})
 
@@ -112,7 +112,7 @@ def test_a_refusal_is_raised():
 
 
 @pytest.mark.parametrize("said", [None, {}, {"token": "5", "text": ""}, {"token": 5, "text": "", "more": 1}])
-def test_what_no_worker_says_is_an_error(said):
+def test_a_malformed_answer_of_a_worker_is_an_error(said):
     with pytest.raises(InputError, match="a worker's answer"):
         wire.AnswerReader(Request(PROMPT)).read(said)
 

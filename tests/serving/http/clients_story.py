@@ -41,7 +41,7 @@ def weather(city: str) -> str:
 
 
 def instructed(url: str, model: str, mode: instructor.Mode) -> dict[str, str]:
-    """What instructor makes of an answer."""
+    """Return an answer as instructor parses it."""
     client = instructor.from_openai(OpenAI(base_url=url, api_key="none"), mode=mode)
     messages = [{"role": "user", "content": "Name the capital of France, and its country."}]
     return client.create(model=model, messages=messages, response_model=City, max_tokens=80).model_dump()
@@ -73,7 +73,7 @@ def temperature(city: str) -> str:
 
 
 def langchain(url: str, model: str) -> list[dict[str, str]]:
-    """The messages of a loop in which the model has to call a tool, is told the result, and answers."""
+    """Return the messages of a loop in which the model has to call a tool, is told the result, and answers."""
     asked = ChatOpenAI(model=model, base_url=url, api_key="none", max_retries=0, max_completion_tokens=60)
     messages: list[BaseMessage] = [HumanMessage("What is the temperature in Paris?")]
     first = asked.bind_tools([temperature], tool_choice="required", strict=True).invoke(messages)

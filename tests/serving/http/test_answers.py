@@ -87,7 +87,7 @@ def test_a_stream_is_the_whole_answer_piece_by_piece(client, more):
             assert joined == expected["logprobs"]
 
 
-def test_a_streamed_chat(client):
+def test_a_streamed_chat_is_the_whole_answer(client):
     body = {"model": "chat", "messages": MESSAGES, "max_tokens": 6, "ignore_eos": True}
     events = list(client.stream("/v1/chat/completions", body))
     deltas = [event["choices"][0]["delta"] for event in events]
@@ -100,7 +100,7 @@ def test_a_streamed_chat(client):
     assert "usage" not in events[-1]
 
 
-def test_seeds_draw_what_they_draw_elsewhere(client, answers):
+def test_seeds_draw_the_tokens_that_the_engine_draws(client, answers):
     rules = {"temperature": 1.5, "top_k": 40, "top_p": 0.9, "seed": 11}
     answer = client.complete("demo", RECORD, max_tokens=12, ignore_eos=True, n=2, **rules)
     for index, found in enumerate(answer["choices"]):
@@ -118,7 +118,7 @@ def test_several_prompts_have_their_answers_in_order(client, answers):
     assert [one["index"] for one in answer["choices"]] == [0, 1, 2, 3]
 
 
-def test_log_probabilities_of_a_completion(client, answers):
+def test_completions_have_the_log_probabilities_of_their_tokens(client, answers):
     alone = answers(RECORD, 8, logprobs=2)
     found = choice(client, max_tokens=8, logprobs=2)
     spelled = found["logprobs"]
@@ -134,7 +134,7 @@ def test_log_probabilities_of_a_completion(client, answers):
     assert choice(client, max_tokens=8, logprobs=0)["logprobs"]["top_logprobs"] is None
 
 
-def test_log_probabilities_of_a_chat(client):
+def test_chats_have_the_log_probabilities_of_their_tokens(client):
     found = chat(client, max_tokens=3, ignore_eos=True, logprobs=True, top_logprobs=2)["choices"][0]
     content = found["logprobs"]["content"]
     assert "".join(one["token"] for one in content).strip() == found["message"]["content"]
@@ -153,7 +153,7 @@ def test_the_usage_is_equal_with_and_without_stop(client):
 
 
 def test_an_echo_puts_the_prompt_first(client, answers):
-    """With the space that an answer's first word has after a text, and not alone."""
+    """The answer's first word has a space before it, which it lacks alone."""
     assert choice(client, max_tokens=8, echo=True)["text"] == f"{RECORD} {answers(RECORD, 8).text}"
 
 
@@ -195,7 +195,7 @@ def test_the_true_context_length_is_what_a_request_may_have(client):
         assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_tokens_of_a_text_and_back(client, demo_engine):
+def test_tokenize_and_detokenize_agree_with_the_tokenizer(client, demo_engine):
     with Engine.open(demo_engine) as engine:
         ids = engine.directory.tokenizer.encode(KNOWN).ids
     status, found = client.ask("/tokenize", {"model": "demo", "prompt": KNOWN, "return_token_strs": True})
@@ -206,14 +206,14 @@ def test_tokens_of_a_text_and_back(client, demo_engine):
     assert (status, back) == (200, {"prompt": KNOWN})
 
 
-def test_tokens_of_a_conversation(client):
+def test_tokenize_of_a_conversation_goes_through_the_template(client):
     status, found = client.ask("/tokenize", {"model": "chat", "messages": MESSAGES})
     assert (status, found["tokens"]) == (200, [3, 5, 9, 10, 11, 6])
     body = {"model": "chat", "messages": MESSAGES, "add_generation_prompt": False}
     assert client.ask("/tokenize", body)[1]["tokens"] == [3, 5, 9, 10, 11]
 
 
-def test_the_version(client):
+def test_the_version_endpoint_answers_the_packages_version(client):
     assert client.ask("/version") == (200, {"version": __version__})
 
 

@@ -52,7 +52,7 @@ def client(url):
         yield client
 
 
-def test_parse_gives_an_object(client):
+def test_parse_of_the_openai_client_returns_an_object(client):
     from pydantic import BaseModel
 
     class City(BaseModel):
@@ -63,7 +63,7 @@ def test_parse_gives_an_object(client):
     assert isinstance(found.choices[0].message.parsed, City)
 
 
-def test_a_tool_loop(client):
+def test_a_tool_loop_works_with_the_openai_client(client):
     """A call that has to be made, its result, and the answer; streamed, the call is the same."""
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
     asked = {"model": "chat", "tools": [WEATHER], "tool_choice": "required", "max_tokens": 80}
@@ -83,7 +83,7 @@ def test_a_tool_loop(client):
     assert last.message.content or last.message.tool_calls
 
 
-def test_instructor_the_agents_sdk_and_langchain(url):
+def test_instructor_the_agents_sdk_and_langchain_get_answers(url):
     if not CLIENTS.exists():
         pytest.skip(f"there is no {CLIENTS}: make clients-env")
     command = [str(CLIENTS), str(Path(__file__).with_name("clients_story.py")), url, "chat"]

@@ -34,7 +34,7 @@ def serving(engine: Path, *options: str, **environment: str) -> Iterator[Served]
         one.process.wait(60)
 
 
-def test_it_says_how_to_ask_and_listens_on_this_machine(demo_engine):
+def test_the_server_says_how_to_ask_and_listens_on_this_machine_alone(demo_engine):
     import psutil
 
     with serving(demo_engine) as one:
@@ -62,7 +62,7 @@ def test_an_end_waits_for_the_answers_that_have_begun(demo_engine, answers, numb
         assert text == answers(BODY["prompt"], 600, ignore_eos=True).text
 
 
-def test_who_asks_twice_does_not_wait(demo_engine):
+def test_a_second_ctrl_c_ends_the_server_at_once(demo_engine):
     with serving(demo_engine) as one:
         client = one.client()
         connection = client.open("/v1/completions", {**BODY, "max_tokens": LONG, "stream": True})
@@ -84,7 +84,7 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_ctrl_c_while_it_loads_ends_it(demo_engine):
+def test_ctrl_c_while_the_server_loads_ends_it(demo_engine):
     command = [sys.executable, "-m", "kvc_trt", "serve", str(demo_engine), "--port", "0"]
     process = subprocess.Popen(
         command,
@@ -99,7 +99,7 @@ def test_ctrl_c_while_it_loads_ends_it(demo_engine):
     process.communicate()
 
 
-def test_an_address_that_is_taken_is_one_line(demo_engine, capsys):
+def test_an_address_in_use_is_reported_in_one_line(demo_engine, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert run(["serve", str(demo_engine), "--port", str(taken.getsockname()[1])]) == 3
     said = capsys.readouterr().err
@@ -107,6 +107,6 @@ def test_an_address_that_is_taken_is_one_line(demo_engine, capsys):
     assert "--port PORT" in said
 
 
-def test_an_engine_without_a_tokenizer_is_one_line(tiny_engine, capsys):
+def test_an_engine_without_a_tokenizer_is_refused_in_one_line(tiny_engine, capsys):
     assert run(["serve", str(tiny_engine), "--port", "0"]) == 2
     assert "has no tokenizer" in capsys.readouterr().err

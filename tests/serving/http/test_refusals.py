@@ -1,4 +1,4 @@
-"""What the light server refuses: with a reason and a status below 500, whatever a client sends."""
+"""The light server refuses bad requests with a reason and a status below 500, whatever a client sends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_model_without_a_template_names_the_other_endpoint(client):
 
 
 @pytest.mark.parametrize("name", ["nobody", 'de"mo', "de\nmo", "{{demo}}", "../demo", ""])
-def test_other_names_are_no_models(client, name):
+def test_an_unknown_model_name_is_refused(client, name):
     status, answer = client.ask("/v1/completions", {**COMPLETION, "model": name})
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
@@ -81,7 +81,7 @@ def test_other_names_are_no_models(client, name):
         ("/v1/anything", "there is nothing at this path"),
     ],
 )
-def test_paths_that_are_not_here_say_so(client, path, why):
+def test_an_unknown_path_is_refused_by_name(client, path, why):
     status, answer = client.ask(path, {"model": "demo", "input": "?"})
     assert status == 404
     assert why in answer["error"]["message"]
@@ -119,7 +119,7 @@ def test_a_body_of_very_many_values_is_refused(client, path):
         ("/detokenize", {"model": "demo", "tokens": [10**9]}, "token 0 is 1000000000"),
     ],
 )
-def test_what_cannot_be_tokenised_is_refused(client, path, body, named):
+def test_invalid_tokenize_requests_are_refused(client, path, body, named):
     status, answer = client.ask(path, body)
     assert status == 400
     assert named in answer["error"]["message"]
@@ -165,12 +165,12 @@ def test_a_body_that_does_not_come_is_not_waited_for(served, monkeypatch, path):
     assert "did not come whole within 0.1 seconds" in said
 
 
-def test_several_hundred_malformed_requests(client):
+def test_several_hundred_malformed_requests_are_never_the_servers_failure(client):
     assert bad_answers(client, requests(seed=1, count=400)) == []
 
 
 @pytest.mark.exhaustive
-def test_ten_thousand_malformed_requests(client):
+def test_ten_thousand_malformed_requests_are_never_the_servers_failure(client):
     assert bad_answers(client, requests(seed=2, count=10_000)) == []
 
 
@@ -195,7 +195,7 @@ def test_a_full_server_refuses_with_a_reason(demo_engine):
     ("asked", "found"),
     [({"n": 4}, "4 answers"), ({"n": 2, "prompt": [[5, 6], [7]]}, "4 answers (2 to each of 2 prompts)")],
 )
-def test_more_answers_than_there_is_ever_room_for_are_no_fault_of_the_moment(demo_engine, asked, found):
+def test_more_answers_than_ever_fit_are_the_clients_error(demo_engine, asked, found):
     with InProcess({"demo": demo_engine}, rows=1, queue_limit=2) as server:
         status, answer = server.client().ask("/v1/completions", {**COMPLETION, **asked})
         assert status == 400
@@ -217,7 +217,7 @@ def test_a_priority_is_a_whole_number(client, bad):
     assert (status, answer["error"]["param"]) == (400, "priority")
 
 
-def test_the_key_is_wanted_everywhere_but_for_live(chat_engine):
+def test_every_path_but_live_needs_the_key(chat_engine):
     with InProcess({"chat": chat_engine}, api_key="a secret") as server:
         for path in ("/v1/models", "/metrics", "/health", "/version", "/nothing"):
             for client in (server.client(), server.client("another"), server.client("\xff")):

@@ -13,7 +13,7 @@ _COLUMNS = {Fate.WORKS: "meaning", Fate.NO_EFFECT: "why", Fate.REFUSED: "what to
 
 
 def fields() -> list[Field]:
-    """Every field once, in the order of the table."""
+    """Return every field once, in the order of the table."""
     found = {id(field): field for endpoint in Endpoint for field in FIELDS[endpoint].values()}
     return list(found.values())
 
@@ -38,7 +38,7 @@ def tables() -> str:
 
 
 def page() -> str:
-    """The page as it is, with its tables as they should be."""
+    """Return the page as it is, with its tables as they should be."""
     before, _, _ = PAGE.read_text().partition(f"## {_HEADINGS[Fate.WORKS]}\n")
     return before + tables()
 

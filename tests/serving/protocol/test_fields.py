@@ -72,7 +72,7 @@ def test_a_field_does_what_the_table_says(endpoint: Endpoint, field: Field) -> N
             assert given_fields({field.name: nothing}, endpoint) == {}
 
 
-def test_true_is_not_one() -> None:
+def test_true_is_not_accepted_for_one() -> None:
     assert given_fields({"best_of": 1}, Endpoint.COMPLETIONS) == {}
     assert refusal({"best_of": True}, Endpoint.COMPLETIONS).param == "best_of"
 

@@ -26,7 +26,7 @@ def completion(prompt: object = "lamp", **given: object) -> ApiRequest:
     return parse({"model": "m", "prompt": prompt, **given}, Endpoint.COMPLETIONS)
 
 
-def test_a_chat() -> None:
+def test_a_chat_request_is_parsed_whole() -> None:
     asked = chat(stream=True, stream_options={"include_usage": True}, chat_template_kwargs={"thinking": False}, n=2)
     assert asked == ApiRequest(
         Endpoint.CHAT,
@@ -58,13 +58,13 @@ def test_rules_reach_the_request_by_openais_names() -> None:
     assert chat(**given).rules == completion(**given).rules == expected
 
 
-def test_names_of_the_longest_answer() -> None:
+def test_both_names_of_max_new_tokens_are_read() -> None:
     assert chat(max_completion_tokens=3).rules.max_new_tokens == 3
     assert chat(max_completion_tokens=3, max_tokens=3).rules.max_new_tokens == 3
     assert chat().rules.max_new_tokens is None
 
 
-def test_log_probabilities() -> None:
+def test_logprobs_of_both_endpoints_become_one_rule() -> None:
     assert chat().rules.logprobs is None
     assert chat(logprobs=False).rules.logprobs is None
     assert chat(logprobs=True).rules.logprobs == 0
@@ -83,7 +83,7 @@ def test_log_probabilities() -> None:
         (["a", [5]], ("a", (5,))),
     ],
 )
-def test_prompts(prompt: object, prompts: tuple[object, ...]) -> None:
+def test_a_prompt_may_be_text_token_ids_or_a_list_of_both(prompt: object, prompts: tuple[object, ...]) -> None:
     assert completion(prompt).prompts == prompts
 
 
@@ -114,7 +114,7 @@ OF_SCHEMA = Grammar.json_schema(SCHEMA)
         ({"structured_outputs": {}}, None),
     ],
 )
-def test_grammars(given: dict[str, Any], grammar: Grammar | None) -> None:
+def test_every_spelling_of_a_grammar_is_parsed(given: dict[str, Any], grammar: Grammar | None) -> None:
     assert chat(**given).rules.grammar == completion(**given).rules.grammar == grammar
 
 
@@ -122,7 +122,7 @@ def test_biases_have_token_ids_for_names() -> None:
     assert chat(logit_bias={"5": -100, "7": 1.5}).rules.logit_bias == {5: -100.0, 7: 1.5}
 
 
-def test_values_that_ask_for_nothing() -> None:
+def test_neutral_values_change_no_request() -> None:
     assert chat(store=False, user="u", metadata={"a": "b"}, n=1, response_format={"type": "text"}) == chat()
     assert completion(best_of=1, suffix="", echo=False, top_k=-1, stop=None) == completion()
 

@@ -104,7 +104,7 @@ class TritonModelException(Exception):
 
 
 def pb_utils(directory):
-    """The module, for a model whose version directory is `directory`."""
+    """Return the module, for a model whose version directory is `directory`."""
     log = []
     return SimpleNamespace(
         Tensor=Tensor,
@@ -119,7 +119,7 @@ def pb_utils(directory):
 
 
 def model_arguments(directory):
-    """The arguments that Triton passes to `initialize` of the exported model in `directory`."""
+    """Return the arguments that Triton passes to `initialize` of the exported model in `directory`."""
     config = parsed((directory / "config.pbtxt").read_text())
     parameters = {name: {"string_value": value.string_value} for name, value in config.parameters.items()}
     return {"model_config": json.dumps({"parameters": parameters}), "model_name": directory.name, "model_version": "1"}

@@ -27,7 +27,7 @@ def tensor(name, value):
 
 
 def read(result):
-    """What one response says."""
+    """Return the fields of one response."""
     response = result.get_response()
     outputs = {one.name: result.as_numpy(one.name) for one in response.outputs}
     text = outputs.get("text_output")

@@ -211,6 +211,6 @@ def _installation() -> Installation:
 
 
 def _variables() -> dict[str, str]:
-    """The environment variables that a server needs, and no others of this process."""
+    """Return the environment variables that a server needs, and no others of this process."""
     kept = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
     return {**_installation().variables(kept), "OMP_NUM_THREADS": "1", "KVC_TRT_CPU_KERNELS": "none"}

@@ -92,7 +92,7 @@ def test_grpc_streams_interleave_and_have_the_shape_of_the_family(server, alone)
         assert {one["dimensions"] for one in own} <= {1, None}, "clients read text_output[0]"
 
 
-def test_tokens_in_and_tokens_out(server, talkative):
+def test_the_middle_step_answers_token_ids_with_token_ids(server, talkative):
     engine = kvc_trt.Engine.open(talkative)
     expected = engine.generate(LAMP, max_new_tokens=6)
     ids = list(expected.prompt_token_ids)
@@ -101,7 +101,7 @@ def test_tokens_in_and_tokens_out(server, talkative):
     assert [token for one in came for token in one["ids"]] == list(expected.token_ids)
 
 
-def test_every_rule_arrives(server):
+def test_every_rule_reaches_the_engine(server):
     rules = {"temperature": 1.5, "seed": 7, "top_k": 50, "max_tokens": 12, "end_id": -1}
     first, second = (server.generate("ensemble", text_input=LAMP, **rules).body["text_output"] for _ in range(2))
     assert first == second != ANSWER
@@ -134,7 +134,7 @@ def test_inputs_that_cannot_be_honoured_are_refused_by_name(server, fields, mess
     assert server.generate("ensemble", text_input=LAMP).body["text_output"] == ANSWER
 
 
-def test_over_grpc_too(server):
+def test_unsupported_inputs_are_refused_over_grpc_too(server):
     (one,) = grpc(server, "ensemble", [("x", {"text_input": LAMP, "lora_task_id": 1})])
     assert "lora_task_id" in one["error"]
 

@@ -77,7 +77,7 @@ def prompt(steps):
 
 
 def shown(steps, response):
-    """The text of one response of the engine."""
+    """Return the text of one response of the engine."""
     sources = ("answer_ids", "answer_length", "text_range", "answer_key")
     tensors = dict(zip(family.POSTPROCESSING_INPUTS, (response.outputs[name] for name in sources), strict=True))
     output = step_once(steps[family.POSTPROCESSING], **tensors).outputs["OUTPUT"]
@@ -233,7 +233,7 @@ def test_nothing_is_written_where_a_name_is_taken(retrieval_engine, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["postprocessing"]
 
 
-def test_what_a_killed_export_left_is_kept_where_it_is_the_same(retrieval_engine, tmp_path):
+def test_an_export_keeps_equal_files_of_a_killed_one(retrieval_engine, tmp_path):
     engine = open_engine(retrieval_engine)
     export_ensemble(engine, tmp_path)
     whole = sorted(path.name for path in tmp_path.iterdir())

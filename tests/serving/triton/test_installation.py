@@ -30,7 +30,7 @@ def nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.prefix", str(tmp_path / "prefix"))
 
 
-def test_the_environment_that_is_named_comes_first(tmp_path):
+def test_the_installation_named_by_the_environment_comes_first(tmp_path):
     server = wheel(tmp_path / "named")
     wheel(tmp_path / "build" / "triton")
     program(tmp_path / "bin")
@@ -38,7 +38,7 @@ def test_the_environment_that_is_named_comes_first(tmp_path):
     assert find_triton(variables) == Installation(server, tmp_path / "named")
 
 
-def test_one_that_was_made_here_comes_before_the_path(tmp_path):
+def test_an_installation_in_the_build_folder_comes_before_the_path(tmp_path):
     on_path = program(tmp_path / "bin")
     variables = {"PATH": str(tmp_path / "bin")}
     assert find_triton(variables) == Installation(on_path)
@@ -47,7 +47,7 @@ def test_one_that_was_made_here_comes_before_the_path(tmp_path):
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_without_one_it_says_where_it_looked_and_what_to_do(tmp_path, named):
+def test_a_missing_triton_names_the_places_and_the_next_command(tmp_path, named):
     variables = {"PATH": "", **({"KVC_TRT_TRITON": str(tmp_path / "none")} if named else {})}
     with pytest.raises(UnsupportedEnvironment) as refused:
         find_triton(variables)
@@ -56,7 +56,7 @@ def test_without_one_it_says_where_it_looked_and_what_to_do(tmp_path, named):
     assert refused.value.hint == "make triton-env"
 
 
-def test_one_on_the_path_brings_what_it_needs(tmp_path):
+def test_an_installation_on_the_path_needs_no_settings(tmp_path):
     found = Installation(program(tmp_path / "bin"))
     assert found.arguments(tmp_path) == [str(tmp_path / "bin" / "tritonserver")]
     assert found.variables({"A": "b"}) == {"A": "b"}

@@ -55,7 +55,7 @@ def true():
     return np.array([[True]])
 
 
-def test_one_response_by_default(model):
+def test_a_request_without_streaming_has_one_response(model):
     (response,) = ask(model)
     assert (response.outputs["text_output"].tolist(), set(response.outputs)) == ([[ANSWER.encode()]], {"text_output"})
 
@@ -83,7 +83,7 @@ def through_openai(model, body, **more):
     return [(one["openai_status"].item(), json.loads(one["openai_response"].item())) for one in found]
 
 
-def test_bodies_of_openais_api(model):
+def test_openai_bodies_are_answered_whole_and_streamed(model):
     ((status, whole),) = through_openai(model, {"prompt": LAMP})
     assert (status, whole["choices"][0]["text"], whole["usage"]["completion_tokens"]) == (200, ANSWER, 5)
     chunks = through_openai(model, {"prompt": LAMP, "stream": True, "stream_options": {"include_usage": True}})
@@ -108,7 +108,7 @@ def test_bodies_of_openais_api(model):
         ({"prompt": LAMP}, {"top_k": np.array([[3, 4]], np.int32)}, 400, "top_k has 2 values"),
     ],
 )
-def test_what_openais_api_refuses(model, body, more, status, named):
+def test_invalid_openai_bodies_are_refused(model, body, more, status, named):
     ((found, document),) = through_openai(model, body, **more)
     assert (found, named in document["error"]["message"]) == (status, True), document
 

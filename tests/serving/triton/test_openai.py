@@ -63,7 +63,7 @@ def test_every_request_has_the_light_servers_answer(triton, light, kind):
 
 
 def rounded(found):
-    """The same without the last digits of log-probabilities, in which versions of NumPy differ."""
+    """Return the same without the last digits of log-probabilities, in which versions of NumPy differ."""
     if isinstance(found, dict):
         return {name: rounded(value) for name, value in found.items()}
     if isinstance(found, (list, tuple)):
@@ -71,7 +71,7 @@ def rounded(found):
     return round(found, 5) if isinstance(found, float) else found
 
 
-def test_a_body_goes_alone(triton):
+def test_an_openai_body_beside_other_fields_is_refused(triton):
     for more in ({"text_input": "lamp"}, {"max_tokens": 3}, {"unknown": "x"}):
         body = triton.generate("demo", openai_request="{}", **more).body
         assert body["openai_status"] == 400
@@ -79,7 +79,7 @@ def test_a_body_goes_alone(triton):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "[" * 50_000])
-def test_what_is_no_body_is_refused(triton, content):
+def test_malformed_openai_bodies_are_refused(triton, content):
     body = triton.generate("demo", openai_request=content).body
     assert body["openai_status"] == 400
     assert json.loads(body["openai_response"])["error"]["type"] == "invalid_request_error"

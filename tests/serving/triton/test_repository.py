@@ -25,7 +25,7 @@ def exported(retrieval_engine, tmp_path_factory):
     return export_model(open_engine(retrieval_engine), tmp_path_factory.mktemp("triton") / "new" / "repo", "tiny")
 
 
-def test_the_configuration_is_complete(exported, retrieval_engine):
+def test_the_exported_configuration_is_complete(exported, retrieval_engine):
     config = parsed((exported / "config.pbtxt").read_text())
     assert (config.name, config.backend, config.max_batch_size) == ("tiny", "python", 1)
     assert config.model_transaction_policy.decoupled
@@ -63,7 +63,7 @@ def test_an_engine_without_a_tokenizer_is_asked_by_token_ids_first(tiny_engine, 
     assert {path.name for path in (made / "warmup").iterdir()} == {"input_ids", "max_tokens"}
 
 
-def test_a_taken_name_stays(exported, retrieval_engine):
+def test_an_existing_model_is_not_replaced(exported, retrieval_engine):
     before = (exported / "config.pbtxt").read_bytes()
     with pytest.raises(InputError, match="exists and is not replaced"):
         export_model(open_engine(retrieval_engine), exported.parent, "tiny")

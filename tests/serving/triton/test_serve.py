@@ -129,7 +129,7 @@ def test_an_answer_that_has_begun_is_finished(engine, cache):
         served.process.kill()
 
 
-def test_a_port_that_is_taken_is_said(engine, cache):
+def test_a_port_in_use_is_reported(engine, cache):
     import socket
 
     with socket.socket() as taken:

@@ -132,7 +132,7 @@ def test_requests_of_one_grpc_stream_interleave_also_under_one_id(server, alone)
     assert [one["text"] for one in same if one["text"]] == [ANSWER] * 2
 
 
-def test_every_rule_arrives(server):
+def test_every_rule_reaches_the_engine(server):
     assert server.generate("tiny", text_input=LAMP, stop_words=["lagos"]).body["text_output"] == "scarlet tiger "
     assert server.generate("tiny", text_input=LAMP, bad_words="", stop_words="").body["text_output"] == ANSWER
     assert "tiger" not in server.generate("tiny", text_input=LAMP, bad_words=["tiger"]).body["text_output"]
@@ -177,7 +177,7 @@ def test_a_bad_request_is_an_error_of_its_own(server, repository, fields, status
     assert str(repository.parent) not in reply.body["error"]
 
 
-def test_bad_bytes_are_refused_and_a_bad_stream_is_no_200(server):
+def test_bad_bytes_are_refused_and_a_bad_stream_has_an_error_status(server):
     for path in ("generate", "generate_stream"):
         request = b'{"text_input":"\xff\xfe"}'
         reply = server.post(f"v2/models/tiny/{path}", request)
@@ -187,7 +187,7 @@ def test_bad_bytes_are_refused_and_a_bad_stream_is_no_200(server):
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\nb", "a{b}", "../tiny", "tiny "])
-def test_a_strange_name_is_no_model(server, repository, name):
+def test_an_unknown_model_name_is_refused(server, repository, name):
     reply = server.post(f"v2/models/{urllib.parse.quote(name, safe='')}/generate", b'{"text_input": "x"}')
     assert reply.status in (400, 404)
     assert str(repository.parent) not in str(reply.body)

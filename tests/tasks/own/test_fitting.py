@@ -61,7 +61,7 @@ def test_a_character_is_never_cut(tokenizer):
     assert tokens_of(cut, plain(tokenizer)) <= 31 + SEAM
 
 
-def test_what_is_too_long_is_refused_with_its_line(tokenizer):
+def test_a_prompt_that_is_too_long_is_refused_with_its_line(tokenizer):
     framing = plain(tokenizer)
     with pytest.raises(InputError, match=r"own\.jsonl line 7: the prompt has 107 tokens, expected at most 40") as error:
         fitted(sample(), framing, 40, "own.jsonl", None)

@@ -156,7 +156,7 @@ def test_scbench_asks_one_context_several_times(tmp_path):
     assert told["repoqa_and_kv-kv"][0].messages[1]["content"] == "def f(): ..."
 
 
-def test_tables_of_texts_and_references(tmp_path):
+def test_csv_and_json_tables_of_texts_and_references_are_converted(tmp_path):
     rows = [{"id": "1", "article": "Long, long text.\nWith a line.", "highlights": "Short."}] * 2
     with (tmp_path / "cnn.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
@@ -207,7 +207,7 @@ def test_files_of_another_form_are_refused_and_nothing_is_written(tmp_path, caps
     assert not file.exists()
 
 
-def test_nothing_comes_between_a_context_and_what_follows_it():
+def test_a_filled_template_splits_right_after_the_context():
     assert filled("a {context}b", "x\ny", "") == {"context": "a x\n", "question": "yb"}
     assert filled("a {context}b", "xy", "") == {"context": "", "question": "a xyb"}
     assert filled("{context}\n{input}", "x", "q{}") == {"context": "x", "question": "\nq{}"}

@@ -23,7 +23,7 @@ def written(path: Path, *lines: object) -> Path:
     return path
 
 
-def test_a_file_with_every_field(tmp_path):
+def test_every_field_of_a_data_file_is_read(tmp_path):
     told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
     path = written(
         tmp_path / "own.jsonl",
@@ -78,7 +78,7 @@ def test_a_file_with_every_field(tmp_path):
         ("[" * 100_000, "line 2: not JSON: "),
     ],
 )  # fmt: skip
-def test_a_broken_line_is_named(tmp_path, line, says):
+def test_an_invalid_line_is_refused_by_number(tmp_path, line, says):
     path = written(tmp_path / "own.jsonl", {**GOOD, "id": "first"}, line)
     with pytest.raises(InputError) as error:
         read_data_file(path)
@@ -131,7 +131,7 @@ def test_a_long_line_is_refused_before_it_is_in_memory(tmp_path):
 
 @settings(max_examples=30, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip), st.text(max_size=9))
-def test_what_is_written_is_read(tmp_path_factory, context, answer):
+def test_written_lines_read_back_unchanged(tmp_path_factory, context, answer):
     path = tmp_path_factory.mktemp("own") / "own.jsonl"
     path.write_text(line_of({"context": context, "question": " q", "answers": [answer]}), encoding="utf-8", newline="")
     (record,) = read_data_file(path).records

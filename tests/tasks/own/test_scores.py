@@ -47,7 +47,7 @@ CAT, OTHER_CAT = "The cat sat on a mat. It was big.", "A cat sat on the mat. It 
         ("f1-characters", "他住在北京。", ["北京"], 4 / 7),
     ],
 )
-def test_golden_values(name, output, references, expected):
+def test_scores_match_the_golden_values(name, output, references, expected):
     assert scorer(name, ())(output, references) == pytest.approx(expected, abs=1e-9)
 
 
@@ -101,7 +101,7 @@ def test_every_score_is_between_0_and_1_and_the_same_text_scores_1(output, refer
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abc"), max_size=8))
-def test_a_longest_common_subsequence_is_one(first, second):
+def test_the_longest_common_subsequence_is_common_and_longest(first, second):
     found = longest_common_subsequence(first, second)
     for words in (first, second):
         rest = iter(words)

@@ -22,6 +22,7 @@ from kvc_trt.runtime.executor import Answer, CheckedDraft, DrawnDraft, ExecutorB
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.parallel.group import RankGroup
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.progress import Progress
     from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
@@ -36,16 +37,26 @@ class OnRanks:
 
 
 class ParallelExecutor(ExecutorBase):
-    """The executor of one program over the ranks of its weights. `expose` is that of `TorchExecutor`."""
+    """The executor of one program over the ranks of its weights; `expose` and `twin_of` are those of `TorchExecutor`.
 
-    def __init__(self, program: Program, group: RankGroup, *, expose: Collection[str] = ()) -> None:
+    Of nodes, only values with heads along axis 1 can be exposed: those of all ranks are joined there.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        group: RankGroup,
+        *,
+        expose: Collection[str] = (),
+        twin_of: PolicyParameters | None = None,
+    ) -> None:
         self._limits = program.limits
         # The ranks read no graphs, and were given the weight file when they started.
         turns, drafts = (None if graph is None else NO_FILE for graph in (program.extend, program.draft))
         self._program = replace(
             program, weight_file=NO_FILE, prefill=NO_FILE, decode=NO_FILE, extend=turns, draft=drafts
         )
-        self._group, self._expose = group, tuple(sorted(expose))
+        self._group, self._expose, self._twin_of = group, tuple(sorted(expose)), twin_of
         self._number: int | None = None
 
     @property
@@ -113,8 +124,13 @@ class ParallelExecutor(ExecutorBase):
     def write_row(self, row: int, tensors: Iterable[tuple[str, NDArray[Any]]]) -> None:
         """Write one row of every state tensor, given by name with all KV heads."""
         for name, array in tensors:
-            parts = [array[shard.kv_heads.start : shard.kv_heads.stop] for shard in self._group.shards]
+            parts = self._divided(array)
             self._group.call_each(self._opened(), "write_row", [(row, [(name, part)]) for part in parts])
+
+    def fill_rows(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Fill every row of the named state tensors with these contents, each of one row's shape with all KV heads."""
+        for name, array in rows.items():
+            self._group.call_each(self._opened(), "fill_rows", [({name: part},) for part in self._divided(array)])
 
     def decode(self, tokens: Integers, positions: Integers, cache_lengths: Integers) -> NDArray[np.float32]:
         """Run one step of the first len(tokens) rows."""
@@ -194,9 +210,13 @@ class ParallelExecutor(ExecutorBase):
         """Return the number under which the ranks know this executor, after they have read their weights."""
         if self._number is None:
             number = self._group.number(self)
-            self._group.call(number, OPEN, self._program, self._expose)
+            self._group.call(number, OPEN, self._program, self._expose, self._twin_of)
             self._number = number
         return self._number
+
+    def _divided(self, array: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return each rank's KV heads of one row of a state tensor."""
+        return [array[shard.kv_heads.start : shard.kv_heads.stop] for shard in self._group.shards]
 
     def _joined(self, parts: list[NDArray[Any]], axis: int) -> NDArray[Any]:
         """Join the heads of all ranks; of ranks with the same KV heads, the first counts."""

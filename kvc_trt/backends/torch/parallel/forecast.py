@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvc_trt.backends.torch import memory
+from kvc_trt.backends.torch.policy_path import lacks_kernels
 from kvc_trt.graph.state import ITEM_SIZE, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
@@ -30,6 +31,8 @@ def rank_memory(
         row = memory.cache_bytes(state, 1)
         tokens = parameters.max_input_len
         prefill = memory.prefill_bytes(shard.local, state, 1, tokens, itemsize=itemsize)
+        if lacks_kernels(model, side):
+            prefill += memory.operation_bytes(shard.local, 1, tokens)
         if side.cache_format.keys is not None:
             prefill += memory.storing_bytes(shard.local, 1, tokens, itemsize=itemsize)
         sides[name] = {

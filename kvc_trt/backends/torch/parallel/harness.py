@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from kvc_trt.backends.torch.harness import TorchHarness
+from kvc_trt.backends.torch.node_harness import NodeHarness
 from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
 from kvc_trt.backends.torch.parallel.group import RankGroup
 from kvc_trt.engine.program import engine_program, twin_program
@@ -31,11 +32,12 @@ class ParallelHarness(TorchHarness):
 
     @override
     def open_twin(self) -> ParallelExecutor:
-        return ParallelExecutor(twin_program(self._engine), self._group)
+        """Open the dense twin so that its steps run what the engine's run."""
+        return ParallelExecutor(twin_program(self._engine), self._group, twin_of=self._engine.parameters)
 
     @override
     def describe(self) -> dict[str, str]:
-        """Return what `TorchHarness` says, and the number of ranks."""
+        """Return what the harness of one process says, and the number of ranks."""
         found = super().describe()
         return {**found, "backend": f"{found['backend']}, {self._ranks} ranks"}
 
@@ -43,3 +45,7 @@ class ParallelHarness(TorchHarness):
     def _group(self) -> RankGroup:
         """The ranks, shared by all executors."""
         return RankGroup(self._engine.model, self._engine.weight_file, self._ranks, threads=self._options.threads)
+
+
+class ParallelNodeHarness(ParallelHarness, NodeHarness):
+    """An engine whose ranks run its caches by nodes, as where layers slide."""

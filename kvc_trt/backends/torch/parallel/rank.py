@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.torch.executor import TorchExecutor
     from kvc_trt.backends.torch.model.weights import TorchWeights
     from kvc_trt.engine.program import Program
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.runtime.executor import Prefilled
 
 STEPS = ("decode", "decode_greedy", "decode_drawn", "check_draft", "check_draft_drawn")
@@ -127,7 +128,7 @@ class Rank:
             return replace(self._prefilled[number], state=None)
         return None
 
-    def _open(self, number: int, program: Program, expose: tuple[str, ...]) -> None:
+    def _open(self, number: int, program: Program, expose: tuple[str, ...], twin_of: PolicyParameters | None) -> None:
         from kvc_trt.backends.torch.executor import TorchExecutor
         from kvc_trt.backends.torch.parallel.decoder import ParallelDecoder
 
@@ -137,7 +138,7 @@ class Rank:
         self._dtype = program.dtype
         self._executors[number] = TorchExecutor(
             replace(program, model=shard.local, state=state), expose=expose, weights=self._weights,
-            device="auto" if self._start.device == "cuda" else "cpu", decoder_class=decoder,
+            device="auto" if self._start.device == "cuda" else "cpu", decoder_class=decoder, twin_of=twin_of,
         )  # fmt: skip
 
     @cached_property

@@ -97,7 +97,7 @@ def test_a_build_says_what_is_shared_and_verifies_with_the_ranks(tiny_model, tmp
     ],
 )
 @pytest.mark.parametrize("command", ["build", "plan"])
-def test_bad_input_is_one_line(command, given, message, tiny_model, tmp_path, capsys):
+def test_bad_input_is_refused_in_one_line(command, given, message, tiny_model, tmp_path, capsys):
     common = arguments(tiny_model, *given, "-o", str(tmp_path / "engine"))
     if command == "plan":
         common = ["plan", "--model", str(tiny_model / "config.json"), *common[5:-2]]

@@ -70,7 +70,7 @@ def test_a_rank_that_is_killed_between_calls_ends_the_others_at_once(executor):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_rank_that_is_killed_while_the_others_wait_for_it(killed, executor):
+def test_a_rank_killed_while_others_wait_ends_all_of_them(killed, executor):
     ids = executor.group.process_ids
     directory = executor.group._processes.directory
     os.kill(ids[killed], signal.SIGSTOP)
@@ -103,7 +103,7 @@ def test_a_rank_that_raises_ends_the_others(executor):
         step(executor)
 
 
-def test_a_rank_that_does_not_come_to_the_sum(executor):
+def test_a_rank_that_fails_before_the_sum_ends_the_others(executor):
     """One rank fails before its part of a step, the other one waits in the sum and is ended."""
     ids = executor.group.process_ids
     right, wrong = (ONE, ONE, np.zeros((3, 1), np.int64)), (ONE, ONE, np.zeros((2, 1), np.int64))

@@ -57,7 +57,7 @@ def test_a_70b_model_fits_four_h100(capsys):
     assert h100["largest_batch"]["compressed"] > 2 * h100["largest_batch"]["full"] >= 8
 
 
-def test_every_table_is_of_the_ranks(capsys):
+def test_every_table_of_a_plan_counts_one_rank(capsys):
     """Each GPU reads a quarter of the matrices and of the cache, and a step of one GPU would not fit."""
     assert run([*PLAN, "--json"]) == 0
     divided = json.loads(capsys.readouterr().out)

@@ -20,13 +20,14 @@ from kvc_trt.verify.engine_run import judge_compaction, run
 from kvc_trt.verify.rankings.steps import compare_step
 from tests.backends.onnxruntime.test_rows import CLEAR_MARGIN, requests
 from tests.backends.prompts import filled, padded, prompts
+from tests.backends.torch.parallel.sliding_models import COMMAND_R7B, GEMMA_3
 from tests.backends.torch.test_executor import alone
 from tests.small_model import SMALL as MODEL
 
 pytestmark = pytest.mark.slow
 STEPS = 12
 ONE_CODE = 0.02
-"""By how much logits may differ, relatively: after a sum of ranks, a few keys beside an edge get another code."""
+"""Relative difference allowed between logits: after a sum of ranks, a few keys beside an edge get another code."""
 CASES = {
     "a KV head each": (MODEL, 2),
     "two ranks per KV head": (MODEL, 4),
@@ -61,6 +62,8 @@ CASES = {
         2,
     ),
     "a head each, normed": (replace(MODEL, architecture="Qwen3ForCausalLM", qk_norm=True, num_key_value_heads=4), 4),
+    "Gemma 3's sliding layers": (GEMMA_3, 2),
+    "Command R7B's sliding layers, two ranks per KV head": (COMMAND_R7B, 4),
 }
 
 
@@ -81,10 +84,10 @@ def test_ranks_give_what_one_process_gives(case, make_program, on_shared_ranks):
     assert several.state_bytes() == copies * one.state_bytes()
 
 
-@pytest.mark.parametrize(("ranks", "form"), [(2, "int4"), (4, "k8v4")])
-def test_ranks_store_and_move_the_codes_of_one_process(ranks, form, make_program, on_shared_ranks):
+@pytest.mark.parametrize(("model", "ranks", "form"), [(MODEL, 2, "int4"), (MODEL, 4, "k8v4"), (GEMMA_3, 2, "int4")])
+def test_ranks_store_and_move_the_codes_of_one_process(model, ranks, form, make_program, on_shared_ranks):
     """The parts of a format are divided by KV head; before any sum they are equal to the bit."""
-    program = make_program("rocketkv, a skipped layer", kv_cache=form)
+    program = make_program("rocketkv, a skipped layer", model=model, kv_cache=form)
     one, several = TorchExecutor(program), on_shared_ranks(program, ranks)
     expected = run(one, batch_of(prompts()), STEPS)
     found = run(several, batch_of(prompts()), STEPS, tokens=expected.tokens)
@@ -97,12 +100,15 @@ def test_ranks_store_and_move_the_codes_of_one_process(ranks, form, make_program
     several.write_row(2, row.items())
     for name, part in several.read_row(2).items():
         assert part.tobytes() == row[name].tobytes(), name
+    several.fill_rows(row)
+    for name, rows in several.buffers.items():
+        assert all(part.tobytes() == row[name].tobytes() for part in rows), name
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_shared_ranks):
+@pytest.mark.parametrize(("model", "ranks"), [(MODEL, 2), (MODEL, 4), (GEMMA_3, 2)])
+def test_answers_of_many_rows_are_those_of_one_process(model, ranks, make_program, on_shared_ranks):
     """Seven requests through three rows: rows join, move and leave. Differences count only at a clear best token."""
-    program = make_program("rocketkv, a skipped layer")
+    program = make_program("rocketkv, a skipped layer", model=model)
     outputs = Session(on_shared_ranks(program, ranks), None, 3).generate(requests())
     close = 0
     for output, request in zip(outputs, requests(), strict=True):

@@ -11,13 +11,16 @@ from kvc_trt.backends.torch.parallel.rank import Rank
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime.executor import SlicingExecutor, WarmingExecutor
 from kvc_trt.runtime.session.batch import batch_of
+from tests.backends.torch.parallel.sliding_models import GEMMA_3
 from tests.slices import result_of
+from tests.small_model import SMALL
 
 
 @pytest.mark.slow
-def test_slices_of_ranks_give_the_bits_of_their_whole_prefill(make_program, on_shared_ranks):
+@pytest.mark.parametrize("model", [SMALL, GEMMA_3], ids=["Llama", "Gemma 3"])
+def test_slices_of_ranks_give_the_bits_of_their_whole_prefill(model, make_program, on_shared_ranks):
     """Also with a step between two slices, and after a prefill that was given up."""
-    executor = on_shared_ranks(make_program("rocketkv, a skipped layer"), 2)
+    executor = on_shared_ranks(make_program("rocketkv, a skipped layer", model=model), 2)
     assert isinstance(executor, SlicingExecutor)
     executor.allocate(2)
     batch = batch_of([np.random.default_rng(0).integers(2, 97, 90).tolist()])

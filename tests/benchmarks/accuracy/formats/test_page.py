@@ -56,7 +56,7 @@ def write(folder, changed=None, diverged=0.001):
     return recorded(folder)
 
 
-def test_a_loss_is_a_mean_over_methods_for_each_question(tmp_path):
+def test_a_loss_is_the_mean_over_questions_and_methods(tmp_path):
     lost = [0] * 8 + RIGHT[8:]
     found = write(tmp_path, {(PLACE["task"], "tova", "int8", 128): lost})
     loss = pooled(found, NEEDLES, "int8")
@@ -74,7 +74,7 @@ def test_equal_answers_leave_an_interval_that_has_a_width(tmp_path):
     assert open_with(enough_questions()) <= 0.03 < open_with(enough_questions() - 1)
 
 
-def test_what_one_method_loses_beyond_chance_is_named_though_the_mean_is_small(tmp_path):
+def test_a_methods_loss_beyond_chance_is_named_although_the_mean_is_small(tmp_path):
     lost = [0] * 9 + RIGHT[9:]
     found = write(tmp_path, {(PLACE["task"], "tova", "int8", 512): lost})
     [one] = [each for each in alone(found, NEEDLES, "int8") if each.worse]
@@ -101,7 +101,7 @@ def test_a_cache_that_diverges_from_itself_may_be_no_farther_from_the_whole_one(
     assert "a method is at most 0.0000 [0.0000, 0.0000] farther from the whole fp32 cache than in fp32" in text
 
 
-def test_few_questions_decide_nothing(tmp_path):
+def test_too_few_questions_speak_against_a_format_by_their_number(tmp_path):
     few = {(PLACE["task"], method, "int8", budget): RIGHT[:8] for method, budget in caches()}
     found = write(tmp_path, few)
     assert pooled(found, NEEDLES, "int8").count == 8
@@ -137,7 +137,7 @@ def test_the_page_has_every_cache_once_and_the_peers_where_they_were_asked(tmp_p
     assert {one["format"] for one in lines if one["engine"] == "kvc-trt"} == set(CACHE_FORMATS)
 
 
-def test_the_figure_shows_what_is_there(tmp_path):
+def test_the_figure_is_a_png(tmp_path):
     assert page.over_bytes(write(tmp_path)).startswith(b"\x89PNG")
 
 
@@ -160,7 +160,7 @@ def lost_and_gained(formats, group, form):
     return sum(one.lost for one in pairs), sum(one.gained for one in pairs), asked
 
 
-def test_what_page_and_decision_say_by_hand_follows_from_the_results(committed):
+def test_hand_written_claims_of_page_and_decision_follow_from_the_results(committed):
     lengths = (2048, 4096, 8192)
     followed = [(length, method) for length in lengths for method in METHODS]
     assert committed.followed == followed

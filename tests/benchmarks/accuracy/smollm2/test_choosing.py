@@ -21,7 +21,7 @@ def test_the_page_is_that_of_its_results(found: Comparison) -> None:
 
 
 @pytest.mark.parametrize("use", choices.USES)
-def test_no_smaller_cache_keeps_as_much(found: Comparison, use: str) -> None:
+def test_the_chosen_cache_is_the_smallest_that_is_good_enough(found: Comparison, use: str) -> None:
     groups = choices.USES[use]
     taken = choices.choice(found, groups)
     limit = min(full.stored for group in groups if (full := found.full(group)))
@@ -35,7 +35,7 @@ def test_no_smaller_cache_keeps_as_much(found: Comparison, use: str) -> None:
             assert not all(choices.good_enough(found, cell) for cell in cells if cell)
 
 
-def test_every_figure_is_of_as_many_questions(found: Comparison) -> None:
+def test_every_figure_has_the_same_number_of_questions(found: Comparison) -> None:
     cells = [cell for groups in choices.USES.values() for group in groups for cell in found.of(OURS, group)]
     assert {len(cell.scores) for cell in cells} == {choices.SAMPLES}
 

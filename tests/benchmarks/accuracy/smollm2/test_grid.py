@@ -17,7 +17,7 @@ from kvc_trt.accuracy.grid import Variant
 GRIDS = list(stages.CORE.values()), list(stages.REST.values())
 
 
-def test_the_core_begins_with_what_decides_the_claims():
+def test_the_core_begins_with_the_policies_of_the_claims():
     first = stages.STAGES[next(iter(stages.CORE))]
     assert first.asked == 64
     assert {"rocketkv", "snapkv-gqa", "hybrid", "snapkv-gqa:pool_kernel=17"} <= set(first.policies)
@@ -25,7 +25,7 @@ def test_the_core_begins_with_what_decides_the_claims():
     assert {group.framing for group in first.groups} == {"chat"}
 
 
-def test_whatever_the_core_sets_beside_kvpress_has_enough_questions():
+def test_every_core_stage_beside_kvpress_asks_64_questions():
     assert {stage.asked for stage in stages.CORE.values() if stage.beside_kvpress} == {64}
     assert not stages.STAGES["answered"].beside_kvpress
     assert [str(one) for one in stages.STAGES["answered"].variants] == ["full"]
@@ -38,7 +38,7 @@ def test_the_core_takes_at_most_eight_hours_on_two_cores():
     assert total == "together, a core each: 0.2 h (0.2 and 0.2)"
 
 
-def test_what_the_core_leaves_out_of_its_later_stages_is_asked_before_them_and_by_the_rest():
+def test_policies_left_out_of_later_core_stages_are_asked_elsewhere():
     assert set(stages.LATER) | set(stages.LEFT_OUT) == set(stages.CLAIMED)
     core, rest = ({(g, v) for stage in some for g in stage.groups for v in stage.variants} for some in GRIDS)
     for name in stages.LEFT_OUT:
@@ -56,7 +56,7 @@ def test_every_policy_with_an_engine_and_both_framings_are_in_the_whole_grid():
     }
 
 
-def test_questions_are_written_with_what_rocketkv_stores_of_them(tmp_path, monkeypatch):
+def test_questions_are_written_with_the_bytes_that_rocketkv_stores(tmp_path, monkeypatch):
     stage = stages.Stage(("associative-recall",), (256,), ("plain",), modes=("query-aware",), asked=2)
     alone = dataclasses.replace(stage, lengths=(512,), policies=())
     monkeypatch.setattr(bench, "STAGES", {"one": stage, "whole cache alone": alone})
@@ -80,7 +80,7 @@ def test_a_point_keeps_what_budget_bytes_and_ratio_leave_of_a_prompt():
         assert int(2000 * (1 - presses.ratio_for(kept, 2000))) == kept
 
 
-def test_amounts_share_a_prefill_as_far_as_memory_goes(monkeypatch):
+def test_amounts_share_a_prefill_up_to_the_memory_limit(monkeypatch):
     monkeypatch.setattr(kvpress, "HELD_TOKENS", 100)
     assert kvpress.held_together([10, 40, 50, 60, 40, 120]) == [[10, 40, 50], [60, 40], [120]]
     assert kvpress.held_together([]) == []

@@ -98,7 +98,7 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def cell(found: Comparison, **wanted: str) -> dict[str, str]:
-    """The one line of the cells' CSV with these values."""
+    """Return the one line of the cells' CSV with these values."""
     (one,) = (row for row in rows(tables.cells(found)) if wanted.items() <= row.items())
     return one
 
@@ -146,7 +146,7 @@ def test_policies_stand_beside_each_other_at_equal_tokens_and_with_no_more_bytes
     assert f"- Our policies. {larger} At an *equal token budget*: {equal}" in text
 
 
-def test_of_few_questions_nothing_is_said(found: Comparison):
+def test_too_few_questions_give_no_verdict(found: Comparison):
     """Two questions: no verdict; where the whole prompt fits, that is said."""
     place = {"task": "log-summary", "policy": "rocketkv"}
     assert compared(found, **place, equal="equal token budget")[0] == ("snapkv", "-2.0000", "0.0000", "too few")
@@ -172,7 +172,7 @@ def test_a_verdict_points_where_its_test_points(likelihood: bool):
     assert list(found.values()) == expected
 
 
-def test_among_many_comparisons_one_needs_more():
+def test_many_comparisons_raise_the_bar_for_each():
     """Better on six questions of 64, and worse on none: chance of 3 %, unless that is one of several comparisons."""
     better, equal, few = cells_of((1.0,) * 6 + (0.0,) * 58, (0.0,) * 64, (0.0,) * 63)
     assert list(verdicts([(better, equal)]).values()) == ["better"]
@@ -180,19 +180,19 @@ def test_among_many_comparisons_one_needs_more():
     assert list(verdicts([(better, equal), (better, few)]).values()) == ["better", "too few"]
 
 
-def test_an_error_that_says_nothing_is_not_written():
+def test_a_difference_without_spread_has_no_error_bar():
     assert signed(mean([-1, -1]), 100, 1) == "-100.0 on each"
     assert signed(mean([1, 0]), 100, 1) == "+50.0 ± 50.0"
 
 
-def test_the_smallest_cache_is_one_from_which_on_every_larger_one_answers_too(found: Comparison):
+def test_the_smallest_cache_counts_only_if_all_larger_ones_answer_too(found: Comparison):
     """tova answers at 11 MiB, fails at 44 and answers at 66; AdaKV frees nothing, and hybrid never answers."""
     text = " ".join(page.measured(found).split())
     assert "of 90.0 MiB, 90 % take: `tova` 11.0, `rocketkv` 60.0; kvpress `snapkv` 26.4, `tova` 66.4." in text
     assert smallest_stored(found, [one for one in found.of(OURS, GROUP) if one.method == "hybrid"]) is None
 
 
-def test_adakv_is_charged_what_it_stores(found: Comparison):
+def test_adakv_counts_the_bytes_of_the_whole_cache(found: Comparison):
     one, full = found.cell(KVPRESS, GROUP, "adakv-snapkv", "budget 256"), found.full(GROUP, KVPRESS)
     assert one is not None
     assert full is not None
@@ -212,7 +212,7 @@ def test_answers_to_other_questions_are_not_paired(found: Comparison, tmp_path: 
         read(tmp_path / "ours.json", path)
 
 
-def test_what_is_missing_is_said(found: Comparison):
+def test_the_page_names_missing_answers(found: Comparison):
     text = page.measured(found)
     assert "`needles` (19 % of its answers are here)" in text
     assert "`answered` (12 % of its answers are here)" in " ".join(text.split())  # one of eight tasks
@@ -222,7 +222,7 @@ def test_what_is_missing_is_said(found: Comparison):
     assert cell(found, method="snapkv", point="budget 128")["reason"] == "too small"
 
 
-def test_what_snapkv_depends_on_is_said(tmp_path: Path, found: Comparison):
+def test_the_page_compares_snapkvs_pools_and_windows(tmp_path: Path, found: Comparison):
     assert "SnapKV's pool and window" not in page.measured(found)
     path = tmp_path / "more.json"
     changed = [ours(policy, 512, [1] * 12 + [0] * 4, 22) for policy in POOLS]
@@ -267,7 +267,7 @@ def test_every_cell_is_in_the_csv(committed: Comparison):
     assert len(rows(tables.cells(committed))) == len(committed.cells) + len(committed.absent)
 
 
-def test_what_the_page_begins_with_follows_from_the_results(committed: Comparison):
+def test_the_pages_introduction_follows_from_the_results(committed: Comparison):
     """On needles that the prompt asks for, RocketKV is never better than these, which store less."""
     asked = [group for group in committed.groups if kind_of(group) == "query-aware"]
     beside = [row for group in asked for row in beside_policies(committed, group) if row.alike == NO_MORE_BYTES]
@@ -304,7 +304,7 @@ def test_without_kvpress_the_page_is_ours_alone(found: Comparison, tmp_path: Pat
     assert "transformers" not in alone
 
 
-def test_what_the_whole_cache_does_not_answer_is_said_to_be_no_question_for_policies(tmp_path):
+def test_tasks_that_the_whole_cache_fails_are_named_as_no_test_of_policies(tmp_path):
     lines, keys = {**PLACE, "task": "lines"}, {**PLACE, "task": "niah-multikey-2"}
     cells = [
         ours("full", None, [0] * 16, 90, lines),
@@ -321,7 +321,7 @@ def test_what_the_whole_cache_does_not_answer_is_said_to_be_no_question_for_poli
     assert f"{said} answers 12 %." in " ".join(text.split())
 
 
-def test_of_points_with_equal_bytes_the_larger_budget_is_the_larger_one(tmp_path):
+def test_of_two_points_with_equal_bytes_the_larger_budget_decides(tmp_path):
     cells = [ours("full", None, RIGHT, 90), ours("hybrid", 256, WRONG, 120), ours("hybrid", 512, RIGHT, 120)]
     settings = {"checkpoint": "c", "weights": "fp32", "seed": 0, "max_new_tokens": {}}
     result = {"machine": MACHINE, "settings": settings, "spent": {"processor_seconds": 5}, "cells": cells}

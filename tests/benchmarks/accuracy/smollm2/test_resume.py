@@ -18,7 +18,7 @@ def result(name):
     return json.loads((store.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def test_our_side_goes_on_from_what_it_wrote(tmp_path):
+def test_our_cells_are_restored_from_a_result(tmp_path):
     before = result(bench.NAME)
     path = resume.restore_ours(before, tmp_path)
     with Results(path, {**before["settings"], "tasks_version": VERSION}) as results:
@@ -32,7 +32,7 @@ def test_our_side_goes_on_from_what_it_wrote(tmp_path):
     assert json.loads((tmp_path / "spent.json").read_text()) == before["spent"]
 
 
-def test_kvpress_goes_on_from_what_it_wrote(tmp_path, monkeypatch):
+def test_kvpress_answers_are_restored_from_a_result(tmp_path, monkeypatch):
     before = result(kvpress.NAME)
     monkeypatch.setattr(kvpress.metadata, "version", lambda name: before["machine"]["versions"]["kvpress"])
     monkeypatch.setattr(store, "result_path", lambda name, record: tmp_path / name)
@@ -43,7 +43,7 @@ def test_kvpress_goes_on_from_what_it_wrote(tmp_path, monkeypatch):
     assert written["seconds"] == pytest.approx(before["seconds"], rel=0.01)
 
 
-def test_files_that_are_there_stay(tmp_path):
+def test_restoring_leaves_existing_files_alone(tmp_path):
     for name, restore in ((bench.NAME, resume.restore_ours), (kvpress.NAME, resume.restore_kvpress)):
         path = restore(result(name), tmp_path)
         path.write_text("mine")

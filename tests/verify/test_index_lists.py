@@ -79,14 +79,14 @@ class Read:
         return self.judged_and_scored(lists, slack)[0]
 
     def judged_and_scored(self, lists: np.ndarray, slack: float = SLACK) -> Any:
-        """The verdict, and what the ranking says that the lists were scored by."""
+        """Return the verdict, and what the ranking says that the lists were scored by."""
         ranking, step = self.rule.selection.ranking(self.rule), Step.of_tensors(self.query, self.keys, self.lengths)
         found, explained = judge_read(ranking, step, self.own.numpy(), lists, slack)
         return found, ranking.scored_by(step, explained, slack)
 
 
 def with_list(own: torch.Tensor, tokens: Any) -> np.ndarray:
-    """The lists with another one of head 0."""
+    """Return the lists with another one of head 0."""
     lists = own.numpy().copy()
     lists[0, 0] = -1
     lists[0, 0, : len(tokens)] = np.sort(np.asarray(tokens))
@@ -98,7 +98,7 @@ def of_head(own: torch.Tensor) -> np.ndarray:
 
 
 def swaps(own: torch.Tensor, first: int, last: int, unit: int) -> Iterator[np.ndarray]:
-    """Every list with one unit of tokens from `first` to `last` in place of another one."""
+    """Yield every list with one unit of tokens from `first` to `last` in place of another one."""
     taken = of_head(own)
     inside = {int(token) // unit for token in taken if first <= token < last}
     for out in sorted(inside):
@@ -149,7 +149,7 @@ def test_swaps_within_rounding_are_near_ties(make, policy, first, last, unit, se
     pytest.fail("none of them is the last one that is taken")
 
 
-def test_rules_that_no_rounding_breaks():
+def test_lists_that_break_a_rule_are_refused_whatever_the_slack():
     kept, read, pages = Kept("expected-attention"), Read("sparq"), Read("quest")
     sinks = kept.rule.sinks
     others = np.setdiff1d(np.arange(sinks, TOKENS), of_head(kept.own))
@@ -175,7 +175,7 @@ def test_rules_that_no_rounding_breaks():
 
 
 @pytest.mark.parametrize(("make", "policy"), [(make, policy) for make, policy, *_ in CASES])
-def test_tokens_that_are_not_there_are_refused(make, policy):
+def test_tokens_beyond_the_last_one_are_refused(make, policy):
     judge = make(policy)
     beyond = with_list(judge.own, [*of_head(judge.own)[:-1], TOKENS + 1])
     assert f"of {'a prompt of ' if make is Kept else ''}{TOKENS}" in judge.judged(beyond, 1e9).wrong[0]

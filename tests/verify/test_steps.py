@@ -33,6 +33,6 @@ def test_each_list_is_judged_by_the_run_that_it_equals(monkeypatch):
     assert compared([LISTS[0], OTHERS[1]], [1, 1, 1, 1], monkeypatch)[1] > 0.4
 
 
-def test_a_list_of_neither_is_wrong(monkeypatch):
+def test_a_list_that_neither_run_makes_is_wrong(monkeypatch):
     found, _ = compared([LISTS[0], [3, 4]], [1, 1, 2, 2], monkeypatch)
     assert found.wrong == ("row 0, list 1: [3] were read, not [2]",)

@@ -60,7 +60,7 @@ def tensors(*arrays: np.ndarray) -> list:
 
 @settings(max_examples=40, deadline=None)
 @given(**CASES)
-def test_directions(seed, group, length, scale):
+def test_rounded_keydiff_scores_stay_in_range(seed, group, length, scale):
     rng = np.random.default_rng(seed)
     keys = scale * rng.standard_normal((length, 8)) + rng.standard_normal(8) * group
     scores = ByDirection().scores(keys, SLACK)
@@ -71,7 +71,7 @@ def test_directions(seed, group, length, scale):
 
 @settings(max_examples=40, deadline=None)
 @given(**CASES)
-def test_expected_queries(seed, group, length, scale):
+def test_rounded_expected_attention_scores_stay_in_range(seed, group, length, scale):
     """The queries move too, each by its own rounding, and mean and covariance follow from them."""
     rng = np.random.default_rng(seed)
     queries = scale * rng.standard_normal((group, 30, 8)) + rng.standard_normal((group, 1, 8))
@@ -94,7 +94,7 @@ def test_expected_queries(seed, group, length, scale):
 
 @settings(max_examples=40, deadline=None)
 @given(**CASES, top_r=st.integers(1, 8))
-def test_channels(seed, group, length, scale, top_r):
+def test_rounded_sparq_scores_stay_in_range(seed, group, length, scale, top_r):
     rng = np.random.default_rng(seed)
     query, keys = scale * rng.standard_normal((group, 8)), rng.standard_normal((length, 8))
     found = row_scores(*tensors(query, keys[None]), top_r=top_r)
@@ -109,7 +109,7 @@ def test_channels(seed, group, length, scale, top_r):
 
 @settings(max_examples=40, deadline=None)
 @given(**CASES, page_size=st.integers(1, 5), bounds_in=st.sampled_from(BOUNDS))
-def test_pages(seed, group, length, scale, page_size, bounds_in):
+def test_rounded_quest_page_scores_stay_in_range(seed, group, length, scale, page_size, bounds_in):
     rng = np.random.default_rng(seed)
     query, keys = scale * rng.standard_normal(8), rng.standard_normal((length, 8)) * group
     pages = ByPageBounds(page_size, bounds_in != "full")
@@ -128,7 +128,7 @@ def test_pages(seed, group, length, scale, page_size, bounds_in):
 
 @settings(max_examples=60, deadline=None)
 @given(**CASES, page_size=st.integers(1, 5), top_r=st.integers(1, 8), bounds_in=st.sampled_from(BOUNDS))
-def test_tokens_of_pages(seed, group, length, scale, page_size, top_r, bounds_in):
+def test_rounded_hybrid_scores_stay_in_range(seed, group, length, scale, page_size, top_r, bounds_in):
     """A moved query's choice is among the possible choices, and its scores of moved keys are in their range."""
     rng = np.random.default_rng(seed)
     query, keys = scale * rng.standard_normal((group, 8)), scale * rng.standard_normal((length, 8))
@@ -155,7 +155,7 @@ def test_tokens_of_pages(seed, group, length, scale, page_size, top_r, bounds_in
         assert_within(pages.scores(query, keys, choice, SLACK), found.tokens[0].numpy())
 
 
-def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range():
+def test_keys_that_each_move_another_channels_maximum_stay_in_range():
     """Together the keys move the first page's bounds twice as far as one of them could, along the query."""
     query, keys = np.full((1, 4), 3.0), np.concatenate([8 * np.eye(4), 8 * np.eye(4), -np.eye(4)])
     choice = next(possible_choices(query, 4, SLACK))
@@ -168,7 +168,7 @@ def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range
     assert_within(scores, found)
 
 
-def test_equal_keys_that_each_move_on_a_channel_of_their_own_stay_in_range():
+def test_equal_keys_that_each_move_on_another_channel_stay_in_range():
     """The corner of Quest's page is as long as each of the keys, and moves twice as far as one of them."""
     query, keys = np.full(4, 3.0), np.full((4, 4), 8.0)
     scores = ByPageBounds(4).scores(query, keys, SLACK)
@@ -179,7 +179,7 @@ def test_equal_keys_that_each_move_on_a_channel_of_their_own_stay_in_range():
 
 @settings(max_examples=40, deadline=None)
 @given(**CASES, page_size=st.integers(1, 5))
-def test_sums_of_which_tensor_cores_cut_off_a_share_stay_in_range(seed, group, length, scale, page_size):
+def test_sums_truncated_by_tensor_cores_stay_in_range(seed, group, length, scale, page_size):
     """Each logit loses all that it may: what both, query and keys, are given exactly."""
     rng = np.random.default_rng(seed)
     query, keys = scale * rng.standard_normal((group, 8)), scale * rng.standard_normal((length, 8))
@@ -209,14 +209,14 @@ def test_channels_that_rounding_cannot_swap_are_not_tried():
     assert [one.tolist() for one in possible_channels(query, 3, SLACK / 2)] == [[0, 1, 2]]
 
 
-def test_all_channels_and_none_that_differ():
+def test_possible_channels_are_limited_where_all_tie():
     every = list(possible_channels(np.ones((1, 5)), 5, SLACK))
     assert [one.tolist() for one in every] == [[0, 1, 2, 3, 4]]
     tied = list(possible_channels(np.zeros((2, 64)), 32, SLACK))
     assert (len(tied), tied[0].tolist()) == (MOST_CHANNEL_CHOICES, list(range(32)))
 
 
-def test_only_candidates_for_the_best_are_explained():
+def test_only_swaps_within_the_slack_are_explained():
     scores = BoundedScores.within(np.array([5.0, 3.0, 2.9, 1.0]), np.array([0.1, 0.1, 0.1, 0.1]))
     assert scores.unexplained(np.array([0, 1])) is None
     assert scores.unexplained(np.array([0, 2])) is None
@@ -225,7 +225,7 @@ def test_only_candidates_for_the_best_are_explained():
     assert scores.without_last().unexplained(np.arange(3)) is None
 
 
-def test_a_token_that_is_certain_must_be_there_whatever_else_is_uncertain():
+def test_a_certain_token_must_be_listed_beside_uncertain_ones():
     """2 may be anything, so it may be taken; but not together with 1 in place of 0."""
     scores = BoundedScores.within(np.array([5.0, 4.0, 1.0]), np.array([0.0, 0.0, 9.0]))
     assert scores.unexplained(np.array([0, 2])) is None

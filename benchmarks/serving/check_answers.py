@@ -1,4 +1,4 @@
-"""What a tool saw of one request, whichever tool it was, and the figures that follow from many."""
+"""A request's answer as a tool saw it, whichever tool it was, and the figures that follow from many."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Answered:
     """One request. Times are seconds on the tool's clock."""
 
     place: int
-    """Which of the different requests it was."""
+    """Index of the request among the different ones."""
     began: float
     arrivals: tuple[float, ...]
-    """When each piece of the answer came."""
+    """Arrival time of each piece of the answer."""
     text: str
     tokens: int
     error: str | None = None
     kvc: dict[str, Any] = field(default_factory=dict)
-    """What the server says about the caches, where it does."""
+    """The server's report on the caches; empty if it makes none."""
 
     @property
     def first_token_seconds(self) -> float:

@@ -23,7 +23,7 @@ def run(balance: Payoff, accepted: list[int], cost: float, expected: list[float]
 
 
 @given(st.data(), st.floats(0.9, 6), st.integers(1, 3))
-def test_whatever_is_promised_the_loss_is_bounded(data, cost: float, rows: int) -> None:
+def test_the_loss_is_bounded_whatever_drafts_promise(data, cost: float, rows: int) -> None:
     size = data.draw(st.integers(1, 400))
     accepted = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
     expected = data.draw(st.lists(st.floats(0, 4), min_size=size, max_size=size))
@@ -31,7 +31,7 @@ def test_whatever_is_promised_the_loss_is_bounded(data, cost: float, rows: int) 
     assert seconds <= tokens * (1 + SHARE) + LENT + cost
 
 
-def test_nothing_accepted_costs_nothing_once_that_is_known() -> None:
+def test_drafts_that_are_never_accepted_are_no_longer_tried() -> None:
     seconds, tokens = run(Payoff(), [0] * 1000, 1.5, [0.1] * 1000)
     assert seconds == tokens
 
@@ -56,13 +56,13 @@ def test_a_pass_that_seemed_too_slow_is_tried_again() -> None:
     assert balance.pays(1, 4.0)
 
 
-def test_nothing_is_known_before_the_first_step() -> None:
+def test_no_draft_is_tried_before_the_first_step() -> None:
     balance = Payoff()
     assert not balance.affords()
     assert not balance.pays(1, 4.0)
 
 
-def test_looking_for_drafts_is_paid_from_the_same_balance() -> None:
+def test_time_spent_looking_for_drafts_counts_against_the_balance() -> None:
     balance = Payoff()
     balance.stepped(1, 1.0)
     balance.spent(1, 3.0)

@@ -48,7 +48,7 @@ def answered(one, request=STAYING):
 
 
 def alone(turns, request=STAYING):
-    """The answers of a session in which nothing else happens."""
+    """Return the answers of a session in which nothing else happens."""
     session = Session(Executor(max_output_len=40), None, 1)
     (row,) = session.add([request])
     answers = []
@@ -175,7 +175,7 @@ class TestBadTurns:
         finish(one)
         assert good.result(0).token_ids == alone([[8]])[1]
 
-    def test_one_that_does_not_fit_fails_and_another_may_follow(self):
+    def test_a_turn_that_does_not_fit_fails_and_another_may_follow(self):
         one = scheduler()
         ticket = one.ask(answered(one), [1] * 38)
         finish(one)
@@ -187,7 +187,7 @@ class TestBadTurns:
         finish(one)
         assert good.result(0).token_ids == alone([[1] * 38, [8]])[2]
 
-    def test_one_that_breaks_ends_its_conversation(self):
+    def test_a_turn_that_breaks_ends_its_conversation(self):
         one = scheduler()
         ticket = answered(one)
         broken = one.ask(ticket, [Executor.BROKEN])
@@ -196,7 +196,7 @@ class TestBadTurns:
             broken.result(0)
         assert one.session.free == 2
 
-    def test_none_after_the_end(self):
+    def test_a_turn_after_the_end_is_refused(self):
         one = scheduler()
         ticket = answered(one)
         one.close(drain=True)
@@ -204,7 +204,7 @@ class TestBadTurns:
             one.ask(ticket, [1])
         assert one.session.free == 2
 
-    def test_an_engine_without_turns(self):
+    def test_a_turn_of_an_engine_without_turns_is_refused(self):
         one = Scheduler(Session(FakeSlicingExecutor(), None, 1))
         ticket = answered(one, Request([1], max_new_tokens=1, stay=True))
         turn = one.ask(ticket, [1])
@@ -298,7 +298,7 @@ def test_the_end_answers_the_turns_that_were_asked_and_gives_every_row_back():
         st.sampled_from(["submit", "advance", "advance", "cancel", "bad turn", "good turn"]), min_size=5, max_size=40
     )
 )
-def test_whatever_others_do_a_conversation_is_that_of_it_alone(actions):
+def test_other_requests_never_change_a_conversation(actions):
     one = scheduler(rows=3)
     tickets, turns, others = [one.submit(STAYING)], list(TURNS), []
     for number, action in enumerate(actions):
