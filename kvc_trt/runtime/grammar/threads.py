@@ -1,4 +1,4 @@
-"""Threads that compute masks while a model's step runs, also in a process that forked after they began."""
+"""Threads that compute masks while a model's step runs; they survive a fork of the process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 
 class MaskThreads:
-    """A pool of threads that are begun with the first mask. The masks' library lets other threads run meanwhile.
+    """A pool of threads, started by the first mask. The library that computes masks lets other threads run meanwhile.
 
-    A fork copies none of the threads. So it waits until no mask is being computed, which takes less than one step, and
-    the child gets a pool of its own: what was computed before is in both processes, and neither waits for ever.
+    A fork does not copy threads. So it waits until no mask is being computed, which takes less than one step, and the
+    child gets a new pool: both processes have every mask computed before, and neither waits for ever.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class MaskThreads:
         os.register_at_fork(before=self._rest, after_in_parent=self._lock.release, after_in_child=self._begin_anew)
 
     def submit(self, compute: Callable[[], bytes]) -> Future[bytes]:
-        """Begin to compute a mask."""
+        """Start `compute` on a thread of the pool, and return its future mask."""
         with self._lock:
             coming = self._pool.submit(compute)
             self._running.add(coming)
