@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from typing_extensions import override
+
 from kvc_trt.accuracy.draw import FileDraw
 from kvc_trt.accuracy.grid import QuestionGroup
 from kvc_trt.accuracy.questions import Vocabulary
@@ -125,6 +127,7 @@ class OrderedPrompts:
 class _OneRoom(FileDraw):
     room: int = 0
 
+    @override
     def answer_room(self, name: str) -> int:
-        """The same for all sets."""
+        """Return the longest answer in tokens, which is the same for all sets."""
         return self.room

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
 from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
@@ -134,6 +135,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         self._runs += 1
         return self._logits[:rows]
 
+    @override
     def load_turns(self) -> None:
         """Load the extend graph."""
         assert self.extend_session is not None
@@ -164,6 +166,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         return_freed_memory()
         return Extended(logits[np.arange(rows), lengths - 1], after, logits) if block else Extended(logits, after)
 
+    @override
     def load_drafts(self) -> None:
         """Load the draft graph."""
         assert self.draft_session is not None

@@ -71,12 +71,14 @@ class TimedDecoder(TorchDecoder):
             return sum(float(start.elapsed_time(end)) for start, end in self.marks) / 1e3
         return float(sum(end - start for start, end in self.marks))
 
+    @override
     def _compact(self, *arguments: Any) -> Any:
         start = self._now()
         found = super()._compact(*arguments)
         self.marks.append((start, self._now()))
         return found
 
+    @override
     def _store_by_nodes(self, *arguments: Any) -> Any:
         start = self._now()
         found = super()._store_by_nodes(*arguments)

@@ -81,7 +81,6 @@ class TorchHarness(Harness):
 
     @override
     def open_twin(self) -> Executor:
-        """Open the same weights under the policy that evicts nothing and reads everything."""
         return TorchExecutor(twin_program(self._engine), self._options, weights=self._weights)
 
     @override

@@ -56,7 +56,6 @@ class RemoteModels(Models):
 
     @override
     async def ready(self) -> list[str]:
-        """Return the names of the models that have a worker now."""
         try:
             async with self._asked.get(f"{self._upstream}/v1/models", timeout=ClientTimeout(_SECONDS)) as answer:
                 known = {model["id"] for model in (await answer.json())["data"]}
