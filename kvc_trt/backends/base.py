@@ -54,7 +54,7 @@ class Backend(BuildBackend):
     prefill_precisions: ClassVar[tuple[PrefillPrecision, ...]] = ("f32",)
     """The values of `--prefill-precision`, the default first."""
     no_proofs: ClassVar[str | None] = None
-    """Why its executors do not say which tokens each step reads, which KV proofs need; None if they do."""
+    """The reason why its executors do not report the tokens that each step reads, for KV proofs; None if they do."""
 
     @abstractmethod
     def probe(self) -> Probe:
@@ -125,7 +125,9 @@ class Backend(BuildBackend):
         raise InputError(f"backend {self.name} runs engines in one process")
 
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...] | None:
-        """Return what packs a copy of an engine's weights in the host's memory; None if engines do not run there.
+        """Return the names of the parts that keep a packed copy of an engine's weights in the host's memory.
+
+        None if engines do not run on the host.
 
         `weights` is their format and `size` their bytes; with `drafts`, the engine has a draft graph.
         """

@@ -55,11 +55,11 @@ class Peak:
     before: int
     highest: int = field(default=0)
     how: str = "resident memory above rest, sampled every 2 ms"
-    """How the figures were measured."""
+    """The method by which the figures were measured."""
 
     @property
     def above(self) -> int:
-        """Bytes that the work needed beyond what was in use before."""
+        """The bytes that the work took beyond those in use before."""
         return max(0, self.highest - self.before)
 
 

@@ -17,7 +17,7 @@ PREFILL_PRECISIONS: tuple[PrefillPrecision, ...] = get_args(PrefillPrecision)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How an engine is run. Code between the caller and the place that uses an option passes the object whole."""
+    """The options for running an engine. Functions between the caller and the user of an option pass on the object."""
 
     backend: str | None = None
     """The backend that runs the engine; None is the one that it was built for."""
@@ -26,9 +26,9 @@ class RunOptions:
     prefill_precision: PrefillPrecision = "f32"
     """bf16 is faster on a processor that multiplies bfloat16; backends that offer it say so."""
     prefix_bytes: int = 0
-    """Memory for contexts of texts that prompts have in common."""
+    """The memory in bytes for the contexts of texts that prompts have in common."""
     speculation: Speculation | None = None
-    """How drafts are made; None makes none."""
+    """The settings of drafts; None makes no drafts."""
     warm_up: bool = False
     """Compile and capture steps of every number of rows when the engine is opened, not when a request needs them."""
     proofs: bool = False

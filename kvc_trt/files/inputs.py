@@ -57,12 +57,12 @@ def read_input(path: str | Path, largest: int, *, follow_links: bool = True, hin
 
 
 def read_text_input(path: str | Path, largest: int, *, hint: str | None = None) -> str:
-    """Return the text of a UTF-8 file; InputError where `read_input` raises it, or for the first byte that is not."""
+    """Return the text of a UTF-8 file; the InputErrors of `read_input`, and one at the first byte that is not UTF-8."""
     return decoded_text(read_input(path, largest, hint=hint), path, hint=hint)
 
 
 def decoded_text(content: bytes, source: str | Path, *, hint: str | None = None) -> str:
-    """Return the text of the content of `source`; InputError for the first byte that is not UTF-8."""
+    """Return the text of the content of `source`; InputError at the first byte that is not valid UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -136,7 +136,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 class _Cut:
-    """Where each node of one graph belongs."""
+    """The part to which each node of one graph belongs."""
 
     def __init__(self, model: ModelProto, keep: Collection[str]) -> None:
         check_flat(model)

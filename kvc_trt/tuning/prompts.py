@@ -96,12 +96,12 @@ class OrderedPrompts:
         return self.file.task(name)
 
     def count_of(self, name: str) -> int:
-        """How many of a set's questions are asked by now."""
+        """Return the number of a set's questions that have been asked so far."""
         return self.names[: self.asked].count(name)
 
     @property
     def room(self) -> int:
-        """Tokens of the longest answer to any of them."""
+        """The longest answer to any question in tokens."""
         return max(self.file.answer_room(name) for name in self.sets)
 
     def answer_room(self, name: str) -> int:

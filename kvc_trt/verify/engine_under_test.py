@@ -90,7 +90,7 @@ class EngineUnderTest:
 
     @cached_property
     def wording(self) -> Wording | str:
-        """How the model is asked, or why it cannot be."""
+        """The wording in which the model is asked questions, or the reason why it cannot be asked any."""
         return wording_for(self.engine)
 
     @cached_property

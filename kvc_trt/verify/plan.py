@@ -1,4 +1,4 @@
-"""How much each level of verification does."""
+"""The amount of work of each level of verification."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Plan:
     controls: tuple[str, ...]
     longest_prompt: int
     steps: int
-    """How many teacher-forced steps, and how many greedy tokens."""
+    """The number of teacher-forced steps, and of greedy tokens."""
     samples: int
-    """Most retrieval questions per context length and placement; see `samples_at`."""
+    """The most retrieval questions per context length and placement; see `samples_at`."""
     contexts: tuple[int, ...]
-    """Lengths of questions in a vocabulary made for them."""
+    """The lengths in tokens of questions in a vocabulary made for them."""
     text_contexts: tuple[int, ...] = ()
-    """Lengths of questions that are text."""
+    """The lengths in tokens of questions that are text."""
     text_work: float = _TEXT_WORK
     model_parameters: int = 0
     limited: bool = False
@@ -78,7 +78,7 @@ class Plan:
         return max(min(self.samples, _FEWEST_SAMPLES), self.samples * _CONTEXT_OF_ALL_SAMPLES // context)
 
     def reference_samples(self, asked: int, *, text: bool) -> int:
-        """How many of the questions the reference answers as well."""
+        """Return the number of questions that the reference answers as well, out of `asked`."""
         some = -(-asked // _SHARE_OF_REFERENCE) if text else asked
         return min(_MOST_REFERENCE_SAMPLES, some)
 

@@ -105,27 +105,27 @@ class ReferenceRun:
     choices: dict[int, list[NDArray[np.integer]]]
     ranges: Ranges
     explained: IndexComparison | None = None
-    """Under forced choices: those choices against the reference's own."""
+    """Under forced choices: the comparison of these choices with the reference's own."""
     inputs_off: float | None = None
-    """Largest distance of what they were made from, a query or a key, from the reference's, over the longest of the
-    same row and cache; None where it is not known."""
+    """The largest distance of the queries and keys by which the choices were made from the reference's, divided by the
+    longest vector of the same row and cache; None if it is not known."""
     keys_off: KeysOff | None = None
-    """The engine's exact keys and values against the reference's, where it goes on from the engine's codes."""
+    """The errors of the engine's exact keys and values, if the reference continues from the engine's codes."""
 
 
 @dataclass(frozen=True)
 class ForcedChoices:
-    """Reference logits [N+1,B,vocab] that the engine's are compared with."""
+    """Reference logits [N+1,B,vocab] with which the engine's are compared."""
 
     logits: NDArray[np.float32]
     rows: tuple[int, ...] = ()
-    """Rows of the batch that were run again under the engine's choices."""
+    """The rows of the batch that were run again under the engine's choices."""
     explained: IndexComparison | None = None
-    """Those choices against the reference's own."""
+    """The comparison of the engine's choices with the reference's own."""
     inputs_off: float | None = None
-    """As in `ReferenceRun`."""
+    """The distance of the choices' inputs from the reference's (`ReferenceRun.inputs_off`)."""
     keys_off: KeysOff | None = None
-    """As in `ReferenceRun`."""
+    """The errors of the engine's exact keys and values (`ReferenceRun.keys_off`)."""
 
 
 class ForcedDecoder(ReferenceDecoder):
@@ -205,12 +205,12 @@ def replay(run: KnownRun, chosen: Choices, judging: Judging) -> ReferenceRun:
 
 
 def can_judge(rules: Iterable[PolicyParameters]) -> bool:
-    """Tell whether near-ties can be told from errors in the choices of caches under these rules."""
+    """Return whether near-ties can be distinguished from errors in the choices of caches under these rules."""
     return all(map(_can_judge, rules))
 
 
 def _can_judge(rule: PolicyParameters) -> bool:
-    """Tell whether all that is chosen is chosen once, by rankings whose near-ties can be proven."""
+    """Return whether each choice under a rule is made once, by a ranking that can prove near-ties."""
     if rule.slides:
         return True
     of_prompt, of_step = rule.eviction.ranking(rule), rule.selection.ranking(rule)

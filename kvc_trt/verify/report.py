@@ -24,7 +24,7 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class ErrorFigures:
-    """How far one run's logits and tokens are from another's; None where the ladder did not measure it."""
+    """The differences of one run's logits and tokens from another's; None for those that the ladder did not measure."""
 
     max_logit_error: float | None = None
     mean_kl: float | None = None
@@ -45,7 +45,7 @@ class ErrorHalves:
     quantisation: ErrorFigures | None = None
     cache_format: ErrorFigures | None = None
     notes: dict[str, str] = field(default_factory=dict)
-    """Why a column is empty, or what it was measured on, by column."""
+    """Notes by column: the reason why it is empty, or the data on which it was measured."""
 
     def to_json(self) -> dict[str, Any]:
         """One object per column; None where it was not measured."""

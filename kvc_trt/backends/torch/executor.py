@@ -110,19 +110,19 @@ class TorchExecutor(ExecutorBase):
 
     @cached_property
     def capturer(self) -> Capturer:
-        """Captures steps in CUDA graphs; its `refused` says why not, or is None."""
+        """The capturer of steps in CUDA graphs; its `refused` is the reason if it captures none, otherwise None."""
         if self.decoder.steps_by_nodes:
             return Capturer(self.device, "the host waits for lengths in steps that run as PyTorch operations")
         return Capturer(self.device, "inner values of every step are to be kept" if self._expose else None)
 
     @cached_property
     def _without_capture(self) -> Capturer:
-        """Captures nothing: for steps of so many tokens that experts group them."""
+        """The capturer that captures nothing, for steps with more than STEP_TOKENS tokens in a model with experts."""
         reason = f"steps of more than {memory.STEP_TOKENS} tokens group them by expert, for which the host waits"
         return Capturer(self.device, reason)
 
     def capturer_of(self, tokens: int) -> Capturer:
-        """Return what captures a step of so many tokens, or does not; steps of fewer are captured all the same."""
+        """Return the capturer for a step of `tokens` tokens; with experts, only steps of few tokens are captured."""
         grouped = self.program.model.description.experts is not None and tokens > memory.STEP_TOKENS
         return self._without_capture if grouped else self.capturer
 
@@ -132,7 +132,7 @@ class TorchExecutor(ExecutorBase):
         return self.device.type == "cuda" and DEVICE_SAMPLING.is_on
 
     def load(self) -> None:
-        """Read the weights now, so that the first prompt does not wait for it."""
+        """Read the weights now, so that the first prompt does not wait for them."""
         assert self.decoder is not None
 
     @property
@@ -372,7 +372,7 @@ class TorchExecutor(ExecutorBase):
         return step
 
     def _static_step(self, rows: int, count: int) -> StaticStep:
-        """Return the step of so many rows and tokens of each, which is captured when it is needed first."""
+        """Return the step of `rows` rows with `count` tokens each, which is captured on its first use."""
         if (rows, count) not in self._steps:
             capturer = self.capturer_of(rows * count)
             made = StaticStep(self.decoder, self._buffers, rows, self.device, capturer, count=count)

@@ -183,7 +183,7 @@ def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
 
 
 def drawing_bytes(model: ModelConfig, rows: int) -> int:
-    """Return the bytes of draws for so many rows: tables of the vocabulary's size, at most nine of 8 bytes at once."""
+    """Return the bytes of draws for `rows` rows: tables of the vocabulary's size, at most nine of 8 bytes at once."""
     return 9 * rows * model.vocab_size * INT64
 
 

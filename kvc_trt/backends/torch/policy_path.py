@@ -1,4 +1,4 @@
-"""Which parts of a policy have kernels, and which run as PyTorch operations (decision 0026)."""
+"""Find the parts of a policy that have kernels, and those that run as PyTorch operations (decision 0026)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicyPath:
-    """How an engine runs whose policy has no kernels for some part: prompts and turns run by the nodes of its graphs.
+    """The parts of a policy without kernels. Prompts and turns of its engine run node by node of their graphs.
 
     The bodies of operators without a kernel run as PyTorch operations.
     """

@@ -322,7 +322,7 @@ class Division(NamedTuple):
     """True if only tokens of the prompt compete for the budget; otherwise those of the answer do too."""
 
     def room(self, prompt_tokens: int) -> int:
-        """Return the most tokens that a layer can keep, after a prompt of so many."""
+        """Return the most tokens that a layer can keep, after a prompt of `prompt_tokens` tokens."""
         return min(self.most, prompt_tokens) if self.of_prompt else self.most
 
     @property

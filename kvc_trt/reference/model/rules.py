@@ -100,7 +100,7 @@ class Rule(Protocol):
 
     @property
     def no_turn(self) -> str | None:
-        """Why it takes no turns; None if it does."""
+        """The reason why the policy takes no turns; None if it does."""
 
     @property
     def slides(self) -> bool:
@@ -120,7 +120,7 @@ class Rule(Protocol):
 
     @property
     def division(self) -> Division | None:
-        """How budgets are set for each prompt; None if they are not."""
+        """The division of budgets among layers for each prompt; None if budgets do not depend on the prompt."""
 
     def groups(self, layer: int) -> Sequence[HeadGroup]:
         """Return the groups of one layer, one per cache."""
@@ -148,7 +148,7 @@ class Division(Protocol):
         """Tokens that every layer keeps."""
 
     def room(self, prompt_tokens: int) -> int:
-        """Return the most tokens that a layer can keep, after a prompt of so many."""
+        """Return the most tokens that a layer can keep, after a prompt of `prompt_tokens` tokens."""
 
 
 class HeadGroup(Protocol):

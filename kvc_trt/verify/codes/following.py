@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class KeysOff:
-    """How far an engine's exact keys and values are from the reference's."""
+    """The errors of an engine's exact keys and values against the reference's."""
 
     vectors: int = 0
     errors: dict[int, float] = field(default_factory=dict)
-    """Largest error by row, over the largest element of the same tokens (at least 1)."""
+    """The largest error by row, divided by the largest element of the same tokens (at least 1)."""
     places: dict[int, str] = field(default_factory=dict)
-    """Where it is."""
+    """The place of the largest error by row."""
 
     def add(self, row: int, error: float, place: str) -> None:
-        """Take in one error; NaN is larger than any number."""
+        """Record one error of a row; NaN counts as larger than any number."""
         if not error <= self.errors.get(row, -1.0):
             self.errors[row], self.places[row] = error, place
 

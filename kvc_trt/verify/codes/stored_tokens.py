@@ -42,9 +42,9 @@ class CodesFound:
     vectors: int = 0
     wrong: int = 0
     first: str = ""
-    """Where the first wrong one is, and what is wrong with it."""
+    """The place of the first wrong vector, and its error."""
     bounds: int = 0
-    """Page bounds compared with those of what the codes read back as."""
+    """The number of page bounds compared with those of the values that the codes stand for."""
     wrong_bounds: int = 0
     first_bound: str = ""
 
@@ -165,7 +165,7 @@ class StoredTokens:
                 self._compare_whole(site, state, lengths)
 
     def before_step(self, state: Mapping[str, Array]) -> None:
-        """Note which slots of caches in no order are free."""
+        """Record the free slot of each row in the caches whose steps put tokens into any slot."""
         self._free = {
             site.cache: state[name].argmin(axis=2)
             for site in self.sites
@@ -175,7 +175,7 @@ class StoredTokens:
     def after_step(
         self, executor: Exposing, positions: Int64, lengths: Array, *, graph: str = "decode", token: int = 0
     ) -> None:
-        """Take in what a step stored of tokens at `positions` [B]; `lengths` [caches,B] count them in."""
+        """Record the vectors that a step stored for tokens at `positions` [B]; `lengths` [caches,B] include them."""
         rows = len(positions)
         for block in self.blocks[graph][token]:
             site = self.sites[block.cache]
@@ -229,7 +229,7 @@ class StoredTokens:
         return np.broadcast_to(slots[:, None], (len(slots), heads))
 
     def _next_slot(self, site: CacheSite, row: int, stored: int) -> int:
-        """Return the slot of the next token of one row of a cache, in order, that has stored so many."""
+        """Return the slot of the next token in one row of a cache, which fills slots in order and has `stored` tokens."""
         rule = site.parameters
         slots = self._slots[site.cache][row] if site.cache in self._slots else rule.capacity
         ring = slots - rule.sinks
@@ -240,7 +240,7 @@ class StoredTokens:
         self, executor: Exposing, site: CacheSite, starts: Int64, new: Int64, state: Mapping[str, Array],
         before: Array,
     ) -> Int64:  # fmt: skip
-        """Return the positions of what a cache holds after a turn."""
+        """Return the positions of the tokens that a cache holds after a turn."""
         if (name := f"slot_positions.{site.name}") in state:
             return np.asarray(state[name][: len(starts)], np.int64)
         if site.parameters.keeps_whole:

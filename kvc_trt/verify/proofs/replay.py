@@ -100,7 +100,7 @@ class _Replay:
 
     @property
     def _unjudged(self) -> str | None:
-        """Why a difference cannot be judged, and may be no error; None if it can be."""
+        """The reason why a difference cannot be judged, so that it is possibly no error; None if it can be judged."""
         if self._slack is None:
             return "this engine rounds too coarsely to tell near-ties from errors against the reference"
         if not can_judge(site.parameters for site in cache_sites(self._engine.model, self._engine.parameters)):
@@ -109,13 +109,13 @@ class _Replay:
 
     @property
     def _why_unsure(self) -> str:
-        """Why a difference that can be judged may be no error."""
+        """The reason why even a difference that can be judged is possibly no error."""
         if self._proof.kind == "lists" and self._has_codes:
             return "rounding may have made another code of a key, or another scale, where it was stored"
         return "a digest cannot tell a near-tie from an error; a proof with lists can"
 
     def into(self, report: ProofReport) -> ProofReport:
-        """Return the report with what the replay found."""
+        """Return the report with the results of the replay."""
         places = list(_places(self._proof))
         other = [place for place in places if self._differs(place)]
         choosing = sum(self._leaves_out(place) for place in places)

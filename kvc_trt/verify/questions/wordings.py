@@ -1,4 +1,4 @@
-"""How questions are put in words that an engine's tokenizer can spell: as key-value records, or as text."""
+"""Word questions so that an engine's tokenizer can spell them: as key-value records, or as text."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _MOST_PAIRS = 32
 """Most records of a prompt."""
 NEEDLES = "niah-single-1"
 PROMPTS = ("log-summary", NEEDLES)
-"""Where prompts to be continued come from: the first that the tokenizer can spell."""
+"""The tasks for prompts that are to be continued; the first that the tokenizer can spell is taken."""
 _FIRST_TARGET = 2048
-"""Tokens of text from which a shorter prompt is the end."""
+"""The shortest text in tokens that is generated; a shorter prompt is the end of such a text."""
 _SLACK = 256
-"""Tokens by which a text may be shorter than its target, its answer included."""
+"""The number of tokens by which a text may be shorter than its target, its answer included."""
 _BESIDE_THE_ANSWER = 4
-"""Tokens that an answer may have beside what is asked for."""
+"""The number of tokens that an answer may have beyond those that are asked for."""
 
 
 def is_task_vocabulary(engine: EngineDirectory) -> bool:
@@ -64,7 +64,7 @@ class KeyValueWording:
         return prompts
 
     def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> QuestionSet:
-        """As many records as there are keys and room for."""
+        """Return questions about as many records as there are keys and room for."""
         pairs = max(1, min(_MOST_PAIRS, len(KEYS), (context - 3) // RECORD_TOKENS))
         drawn = [
             generate(seed=seed, index=i, context_tokens=context, pairs=pairs, placement=placement)

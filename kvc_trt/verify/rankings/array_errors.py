@@ -23,11 +23,11 @@ def maximum_error(found: Array, expected: Array) -> float:
 
 
 def differences(found: Array, expected: Array) -> Array:
-    """How far off each element was before it was rounded, float64; NaN where either is.
+    """Return the error of each element before it was rounded, float64; NaN where either is NaN.
 
-    For a type in FORGIVEN this is the distance from `expected` to the nearest number that rounds to `found`: a result
-    that is rounded correctly has none, and an error made before the rounding is seen whole. For other types it is the
-    plain absolute difference.
+    For a type in FORGIVEN this is the distance from `expected` to the nearest number that rounds to `found`: a
+    correctly rounded result has the error 0, and an error made before the rounding counts in full. For other types it
+    is the plain absolute difference.
     """
     here, wanted = found.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):

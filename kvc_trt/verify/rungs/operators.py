@@ -179,7 +179,10 @@ def index_check(name: str, found: IndexComparison, where: str = "") -> Check:
 
 
 def _strict(case: PromptCase | StepCase | TurnCase, outcome: Outcome) -> Outcome:
-    """Where equal columns score, a higher index in place of a lower one is a broken tie, not rounding."""
+    """Return the outcome; for a case of exact ties, lists that prefer a higher index are counted as wrong.
+
+    Equal columns have equal scores, so rounding cannot explain such a list.
+    """
     found = outcome.indices
     if not case.ties or not found.upwards:
         return outcome

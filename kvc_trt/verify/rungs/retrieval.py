@@ -95,9 +95,9 @@ def _ask(
 
 
 def answers(session: Session, asked: QuestionSet, advance: Advance) -> Answers:
-    """Greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted.
+    """Return greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted.
 
-    `advance` is told of each answer.
+    `advance` is called after each answer.
     """
     requests = [
         Request(

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
 
 Value = Union["OrtValue", NDArray[Any]]
-"""As ONNX Runtime returned it, or in a file."""
+"""A value returned by ONNX Runtime, or an array in a file."""
 Values = Mapping[str, Value]
 Int64 = NDArray[np.int64]
 
 
 REMEMBERED_BYTES = 2 << 30
-"""Most bytes of values that are remembered in memory; the others are kept in files beside the weights."""
+"""The most bytes of values that are kept in memory; further values are kept in files beside the weights."""
 PREPACK_UP_TO_BYTES = 64 << 20
 """Float weights up to this size are copied for the decode of every engine; dozens of engines are open at a time."""
 

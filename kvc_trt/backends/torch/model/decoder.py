@@ -392,7 +392,10 @@ class TorchDecoder(Projections):
     def _attend_rotated(
         self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State
     ) -> Tensor:
-        """Do the same from what a step projects [B,(H+2G)*D], and cosines and sines [B,D/2]: kernels rotate it."""
+        """Store one token per row and attend [B,H,D] like `_attend`, but let kernels apply the rotary embedding.
+
+        `made` are the joined projections [B,(H+2G)*D], and cosines and sines [B,D/2].
+        """
         joined, *angles = made
         heads, kv_heads = self._heads
         inputs = joined.view(len(joined), heads + 2 * kv_heads, -1), *angles, *self._caches(layer, state)

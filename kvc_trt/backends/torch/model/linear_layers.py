@@ -42,7 +42,7 @@ class LinearRows(NamedTuple):
 
 
 class LinearInputs(NamedTuple):
-    """What a linear layer reads of tokens, one of each row [B,.] or several [B,n,.]."""
+    """The inputs of a linear layer for tokens, one of each row [B,.] or several [B,n,.]."""
 
     mixed: Tensor
     """[...,channels]: queries, keys and values before the convolution."""

@@ -110,7 +110,7 @@ def turn_attention(
 
 
 def _by_flash(query: Tensor, keys: Tensor, values: Tensor, stored: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Do the same by flash kernels."""
+    """Compute a turn's attention with flash kernels: rows of equal lengths at once, others one by one."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
