@@ -1,4 +1,4 @@
-"""ONNX Runtime's sessions of an engine's graphs: how each is loaded, which of its values are exposed, its profile."""
+"""Load ONNX Runtime's sessions of an engine's graphs, with exposed values and profiles."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class EngineSessions:
 
     @cached_property
     def _native(self) -> NativeOperators | None:
-        """The library of native operators, or None where the bodies run."""
+        """The library of native operators; None if the operators' bodies run."""
         return None if self.program.by_bodies else native_operators(self.program.dtype)
 
     @cached_property

@@ -34,7 +34,7 @@ class Codebook:
         return self._add(exact, stored_parts(exact, self.form))
 
     def hold(self, exact: Array) -> NDArray[np.float32]:
-        """Add vectors that a cache already holds, made of `exact` [...,D], zeros for free slots; return those read back.
+        """Add vectors that a cache already holds, made of `exact` [...,D], zeros for free slots; return them read back.
 
         Some get codes other than those of storing the vector given back again: so an operator that encodes stored
         vectors a second time is found out.
