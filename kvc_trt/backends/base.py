@@ -75,7 +75,7 @@ class Backend(BuildBackend):
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
     def kernels(self, engine: EngineDirectory) -> str | None:
-        """Return the code that computes the engine's `kvc` operators, in a few words; None if the backend does alone."""
+        """Return the code that computes the engine's `kvc` operators, in a few words; None if only the backend does."""
         return self.without_kernels(engine.model, engine.parameters)
 
     def without_kernels(self, model: ModelConfig, parameters: PolicyParameters) -> str | None:

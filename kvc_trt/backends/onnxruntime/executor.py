@@ -36,7 +36,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         return DraftPass(self.draft_session, self.program, self._buffers, self._expose_draft)
 
     def load(self) -> None:
-        """Load the graphs of prompts and steps now, so that the first prompt does not wait for it."""
+        """Load the graphs of prompts and steps now, so that the first prompt does not wait for them."""
         self._load_prefill()
         assert self.decode_session is not None
 
@@ -79,7 +79,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         return prefilled
 
     def prepare_slices(self) -> None:
-        """Load the parts of the prefill graph now, and measure what they cost."""
+        """Load the parts of the prefill graph now, and measure their times."""
         assert not self.cuts_prefill or self._sliced is not None
 
     def prefill_in_slices(
@@ -87,7 +87,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
     ) -> Generator[float, None, Prefilled]:
         """Run one slice of the prefill of a prompt [1,S] per `next`; each takes at most `limit` seconds if it can.
 
-        What is returned is the result of `prefill`, bit for bit. Closing the generator ends the prefill.
+        The returned result equals that of `prefill` bit for bit. Closing the generator abandons the prefill.
         """
         if len(prompt_lengths) != 1:
             raise ValueError(f"a prefill in slices is that of one prompt, found {len(prompt_lengths)}")
@@ -144,7 +144,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
     ) -> Extended:  # fmt: skip
-        """Run a turn of the rows from `first_row` on; one that compacts writes their part of the buffers anew."""
+        """Run a turn of the rows from `first_row` on; if it compacts, it rewrites their part of the buffers."""
         rows, session = len(lengths), self.extend_session
         block = (input_ids.shape[1],) if self._limits.all_logits else ()
         logits = np.empty((rows, *block, self._limits.vocab_size), np.float32)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchExecutor", "kernel_device"]
 
 PREFILL_TOKENS = 131072
-"""Largest number of tokens, padding included, that run through prefill together; more run in groups."""
+"""The largest number of tokens, including padding, that run through prefill together; more run in groups."""
 SHORTER = "take shorter prompts, or fewer rows"
 SMALLER = "take a smaller batch, or build the engine with a smaller token budget or length"
 
@@ -58,7 +58,7 @@ class TorchExecutor(ExecutorBase):
     prefill, query.L, attended.L, selected.L of decode; steps are then not captured. `weights` shares those of another
     executor; `dense_attention` replaces our kernel in layers that read their whole cache; `decoder_class`
     replaces the decoder. `twin_of` are the parameters of the engine whose dense twin the program is, if both must agree
-    bit for bit. Under a policy that has no kernels for some part, `expose` may name any value of the graphs' nodes.
+    bit for bit. If a policy has no kernels for some part, `expose` may name any value of the graphs' nodes.
     """
 
     def __init__(
@@ -167,9 +167,9 @@ class TorchExecutor(ExecutorBase):
         }
 
     def warm_up(self, progress: Progress, *, drafts: bool) -> None:
-        """Compile and capture the steps of every number of rows, and what they draw most often; nothing on a CPU.
+        """Compile and capture the steps for every number of rows, and their most common draws; nothing on a CPU.
 
-        Captures share scratch memory: the largest comes first, and the others take no more.
+        Captures share scratch memory: the largest comes first, so the others need no more.
         """
         if not self.capturer.captures:
             return
@@ -186,7 +186,7 @@ class TorchExecutor(ExecutorBase):
                     advance(1)
 
     def forget_steps(self) -> None:
-        """Let the next calls capture their steps anew, under the switches that hold then."""
+        """Drop all captured steps: later calls capture them again, with the switches set then."""
         self._steps = {}
 
     def state_bytes(self) -> int:
@@ -208,14 +208,14 @@ class TorchExecutor(ExecutorBase):
         return _prefilled(found[0] if len(found) == 1 else joined(found))
 
     def prepare_slices(self) -> None:
-        """Do nothing: slices run what a whole prefill runs."""
+        """Do nothing: slices need nothing that a whole prefill does not load."""
 
     def prefill_in_slices(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
     ) -> Generator[float, None, Prefilled]:
-        """Run a prompt [1,S] slice by slice; the result is that of `prefill` bit for bit, in the same memory.
+        """Run a prompt [1,S] slice by slice; the result equals that of `prefill` bit for bit, in the same memory.
 
-        Where inner values are exposed it is one slice, so that what runs in between does not replace them.
+        If inner values are exposed, there is one slice, so that no other run can replace them meanwhile.
         """
         if self._expose:
             return self.prefill(input_ids, prompt_lengths)
@@ -229,9 +229,9 @@ class TorchExecutor(ExecutorBase):
     def prefill_in_pieces(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]
     ) -> Generator[None, None, Prefilled]:
-        """Run prompts one piece per `next`, and wait for it; UnsupportedEnvironment where memory lacks.
+        """Run prompts one piece per `next`, waiting for each; UnsupportedEnvironment if there is too little memory.
 
-        Padding of all rows is left out, as `prefill` does: products of another shape may round otherwise.
+        Padding common to all rows is removed, as in `prefill`, because products of another shape may round differently.
         """
         input_ids = input_ids[:, : prompt_lengths.max()]
         self._require_prefill(*input_ids.shape)
@@ -277,9 +277,9 @@ class TorchExecutor(ExecutorBase):
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
         rules: Iterable[DrawRules | None],
     ) -> list[Answer]:  # fmt: skip
-        """Like `decode`, but draw each row's token by its rules on the device, for None return its logits.
+        """Like `decode`, but draw each row's token by its rules on the device; a row with None gets its logits.
 
-        Rules are looked at while the device runs the step.
+        The rules are iterated while the device runs the step.
         """
         step = self._step(tokens, positions, cache_lengths)
         return [answer for (answer,) in step.drawn([rule] for rule in rules)]
@@ -320,7 +320,7 @@ class TorchExecutor(ExecutorBase):
         return DrawnDraft(self._step(tokens, positions, cache_lengths).drawn(rules), undo)
 
     def _undo(self, rows: int) -> list[Any]:
-        """Return of each row what `take_back` needs besides the caches: sums over entries, under some policies."""
+        """Return for each row the data that `take_back` needs: sums over a cache's entries, if the policy has any."""
         sums = [f"{name}.{site.name}" for site in self._sites for name in site.parameters.selection.sums]
         return [{name: to_numpy(self._buffers[name][row]).copy() for name in sums} for row in range(rows)]
 
@@ -334,7 +334,7 @@ class TorchExecutor(ExecutorBase):
                 self._take_back_bounds(site, row, dropped)
 
     def _take_back_bounds(self, site: CacheSite, row: int, dropped: range) -> None:
-        """Make the bounds of one row's cache anew after its last slots."""
+        """Rebuild the page bounds of one row's cache after its last slots, `dropped`, were taken back."""
         form, page_size = site.parameters.cache_format.keys, site.parameters.page_size
         slots = stays_in_page(dropped, page_size)
         parts = [self._buffers[f"{name}.{site.name}"][row, :, slots] for name in part_names(K_CACHE, form)]
@@ -391,7 +391,7 @@ class TorchExecutor(ExecutorBase):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Type of the weights and of all computation between them."""
+        """The type of the weights and of all computation between them."""
         return torch.float32 if self.device.type == "cpu" else self._cache_dtype
 
     def _moved(self, array: NDArray[np.int64]) -> Tensor:

@@ -85,7 +85,7 @@ class TorchHarness(Harness):
 
     @override
     def open_beside_twin(self) -> None:
-        """Return None: the twin's steps run what the engine's run."""
+        """Return None: the twin's steps run the same operations as the engine's."""
 
     @cached_property
     def _weights(self) -> TorchWeights:
@@ -94,7 +94,7 @@ class TorchHarness(Harness):
 
     @override
     def operators(self) -> list[EngineOperator]:
-        """Each operator that a layer of this engine calls. Of a step that rotates, what comes behind the rotation."""
+        """Return each operator that a layer of this engine calls; for a step that rotates, the operator without it."""
         layers, device = self._engine.model.cached_layers, kernel_device()
         parameters, form = self._engine.parameters, self._engine.parameters.cache_format
         paged = sum(uses_pages(parameters, layer) for layer in layers)
@@ -112,7 +112,7 @@ class TorchHarness(Harness):
         return [*found, *stores, *self._linear_layers()]
 
     def _linear_layers(self) -> list[EngineOperator]:
-        """Return what takes in a token, and many tokens, in a linear layer."""
+        """Return the operators of linear layers, for one token and for many."""
         model, device = self._engine.model, kernel_device()
         part = next((one.linear for one in model.description.attention if one.linear is not None), None)
         if part is None:
@@ -124,7 +124,7 @@ class TorchHarness(Harness):
         ]
 
     def _stores(self) -> list[TorchOperator]:
-        """Return what stores whole prompts in a format, one for each capacity."""
+        """Return the operators that store whole prompts in a cache format, one for each capacity."""
         parameters, device = self._engine.parameters, kernel_device()
         caches: dict[int, list[int]] = {}
         for site in self._sites:

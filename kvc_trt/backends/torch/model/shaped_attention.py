@@ -8,7 +8,7 @@ from torch import Tensor
 from kvc_trt.reference.softmax import Softmax
 
 BLOCK = 128
-"""Queries that attend together: their scores are a table of their own."""
+"""The number of queries that attend together, whose scores are held in memory at once."""
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:

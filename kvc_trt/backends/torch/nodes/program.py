@@ -194,7 +194,7 @@ class NodeProgram:
         return torch.arange(start, limit, step, device=self._operators.device)
 
     def _choice(self, node: NodeProto) -> Run:
-        """Compile an If, whose condition the host waits for."""
+        """Compile an If; reading its condition synchronises with the device."""
         branches = {one.name: self._inner(one) for one in node.attribute}
         condition = node.input[0]
 
