@@ -160,7 +160,7 @@ class TorchHarness(Harness):
 
     @override
     def draft_selections(self) -> list[list[Watched]]:
-        """Return nothing: of a pass, only what its last token reads could be seen."""
+        """Return nothing: a pass could only expose the slots that its last token reads."""
         return []
 
     @override
@@ -199,14 +199,14 @@ def _storing(capacity: int, form: CacheFormat) -> Callable[..., tuple[Tensor, ..
 
 
 def one_token(part: Linear, **given: Tensor) -> tuple[Tensor, ...]:
-    """Run what a linear layer does with one token of each row, by the names of KvcDeltaStep."""
+    """Run a linear layer's update by one token of each row, with inputs and outputs named as in KvcDeltaStep."""
     weights, inputs, state = _linear_arguments(given)
     active = torch.ones(len(state.memory), dtype=torch.bool, device=state.memory.device)
     return take_token(weights, part, inputs, state, active), *state
 
 
 def many_tokens(part: Linear, lengths: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
-    """Run what a linear layer does with many tokens of each row, by the names of KvcDeltaRule."""
+    """Run a linear layer's update by many tokens of each row, with inputs and outputs named as in KvcDeltaRule."""
     weights, inputs, state = _linear_arguments(given)
     return take_tokens(weights, part, inputs, state, lengths), *state
 

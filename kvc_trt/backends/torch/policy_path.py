@@ -45,7 +45,7 @@ class PolicyPath:
 
 @lru_cache(maxsize=64)
 def policy_path(model: ModelConfig, parameters: PolicyParameters) -> PolicyPath | None:
-    """Return what runs by nodes under a policy; None if kernels do all of it. Other policies need the package onnx."""
+    """Return the parts of a policy that run by nodes; None if kernels run all. The other policies need package onnx."""
     layers = model.cached_layers
     if missing_kernel_of_caches(parameters, model.num_hidden_layers) is None and not softmax_of(model).code:
         return None

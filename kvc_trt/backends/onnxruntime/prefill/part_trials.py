@@ -81,7 +81,7 @@ class Trials:
         return self._rates[part.session]
 
     def store_rates(self, part: LoadedPart) -> Rates:
-        """Return the cost of storing; none for a part that also reads stored values of earlier ones, which is little."""
+        """Return the cost of storing; none for a part that also reads values stored by earlier ones: it is little."""
         if any(name not in self.rows and name != LENGTHS for name in part.part.inputs):
             return Rates(0.0, 0.0)
         # Beyond the budget, where there is something to evict. A prompt that can never be as long evicts nothing.
