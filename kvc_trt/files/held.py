@@ -69,7 +69,7 @@ class HeldFile:
         return file
 
     def lend(self) -> LentFile:
-        """Return what a process needs, besides the descriptor itself, to use this file."""
+        """Return the data with which another process that inherits the descriptor can use this file."""
         return LentFile(self.path, self.descriptor, self.digest, self.hint, self._status)
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class HeldFile:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """The size of the file in bytes."""
         return os.fstat(self.descriptor).st_size
 
     def open(self, advance: Advance | None = None) -> None:
@@ -110,7 +110,7 @@ class HeldFile:
             raise
 
     def close(self) -> None:
-        """Let the file go. Mappings stay; what is used later is opened, and checked, again."""
+        """Close the file. Mappings stay; a later use opens and checks the file again."""
         if self._closing is not None:
             self._closing()
         self._descriptor = self._closing = self._status = None
