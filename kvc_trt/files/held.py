@@ -23,7 +23,7 @@ from kvc_trt.files.lost import MAPPINGS
 from kvc_trt.progress import Advance
 
 PIECE = 8 << 20
-"""Number of bytes hashed at a time."""
+"""The number of bytes hashed at a time."""
 CLOCK_TICK = 0.02
 """Seconds within which two writes can have the same time; kernels count in ticks of 10 ms at most."""
 

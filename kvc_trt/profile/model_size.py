@@ -49,7 +49,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """Number of parameters of the checkpoint; a tied output matrix counts once."""
+        """The number of parameters of the checkpoint; a tied output matrix counts once."""
         tables = self.embedding + self.positions + (0 if self.tied else self.lm_head)
         return self.linear + self.experts + self.vectors + tables
 

@@ -78,7 +78,7 @@ class Target:
     """Type of the caches."""
     precision: PrefillPrecision = "f32"
     threads: int | None = None
-    """Number of threads; None for all cores."""
+    """The number of threads; None for all cores."""
 
     @property
     def lowered(self) -> frozenset[str]:

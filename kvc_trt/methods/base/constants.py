@@ -46,9 +46,9 @@ class Constants:
 
     policy: Name
     prompt_eviction: Name
-    """Name of the `PromptEviction`."""
+    """The name of the `PromptEviction`."""
     decode_selection: Name
-    """Name of the `DecodeSelection`."""
+    """The name of the `DecodeSelection`."""
     token_budget: Positive
     max_input_len: Positive
     max_output_len: Positive

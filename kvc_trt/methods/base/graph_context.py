@@ -198,7 +198,7 @@ class DecodeBatch:
     positions: Value
     """[B]: logical position of each row's first token."""
     slice_until: int
-    """Largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
+    """The largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
     rotary_tables: Callable[[], tuple[Value, Value]]
     """Cosine and sine of every position, [S,D/2], in layers without a base of their own."""
     tokens: int = 1
@@ -220,7 +220,7 @@ class StepLayer(CacheLayer):
     lengths: Value
     """[B]: entries of the cache before this step."""
     attended: str
-    """Name of the attention result."""
+    """The name of the attention result."""
     token: int = 0
     """The index of this token among those of the row that one run feeds."""
     tokens: int = 1

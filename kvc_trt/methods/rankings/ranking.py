@@ -31,9 +31,9 @@ class ChosenList:
 
     row: int
     head: int
-    """Number of the list within its row."""
+    """The number of the list within its row."""
     lists: int
-    """Number of lists per row: one per KV head, or one per query head."""
+    """The number of lists per row: one per KV head, or one per query head."""
     taken: Int64
     """All tokens of the list, ascending."""
     extra: Int64

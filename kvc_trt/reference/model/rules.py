@@ -36,7 +36,7 @@ class Rule(Protocol):
 
     @property
     def policy(self) -> str:
-        """Name of the policy; a cache with another policy's name is neither compacted nor read in part."""
+        """The name of the policy; a cache with another policy's name is neither compacted nor read in part."""
 
     @property
     def max_input_len(self) -> int:
@@ -60,7 +60,7 @@ class Rule(Protocol):
 
     @property
     def window(self) -> int:
-        """Number of last queries of a prompt that decide what is kept."""
+        """The number of last queries of a prompt that decide what is kept."""
 
     @property
     def page_size(self) -> int:
@@ -116,7 +116,7 @@ class Rule(Protocol):
 
     @property
     def skip_layers(self) -> int:
-        """Number of first layers that are not compressed."""
+        """The number of first layers that are not compressed."""
 
     @property
     def division(self) -> Division | None:

@@ -113,7 +113,7 @@ class TensorRtExecutor(ExecutorBase):
 
     @property
     def rows(self) -> int:
-        """Number of allocated rows."""
+        """The number of allocated rows."""
         return self._allocated.sizes.rows
 
     def prefill_bytes(self) -> int:
