@@ -38,7 +38,7 @@ class Built:
     report: Report | None
     """None where nothing was verified now: that was not asked for, or this very engine has passed before."""
     default_taken: str | None = None
-    """Which policy was taken because none was named, and why; None if one was."""
+    """A sentence with the policy that was taken because none was named, and the reason; None if one was named."""
 
     def require_verified(self) -> None:
         """Raise VerificationFailed if verification ran and the engine did not pass it."""

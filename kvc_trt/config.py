@@ -1,4 +1,4 @@
-"""The one schema of a build: what a YAML file, `--set` and the flags may say, and how they are laid over each other."""
+"""The schema of a build for YAML files, `--set` and options, and the order in which they override each other."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ class Busy(UnsupportedEnvironment):
 
 
 class HandoffRefused(UnsupportedEnvironment):
-    """A compressed cache that came from another process is not what was announced, or not for this engine."""
+    """A compressed cache from another process does not match its description, or this engine."""
 
 
 class Cancelled(KvcError):
-    """The caller ended the request, or closed what would have answered it."""
+    """The caller cancelled the request, or closed the scheduler that would have answered it."""
 
 
 class DeadlineMissed(KvcError):

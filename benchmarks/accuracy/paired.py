@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from kvc_trt.accuracy.cell import Mean, paired_difference
 
 CHANCE = 0.05
-"""How often, of families of comparisons in which all methods are equal, one or more differences are called real."""
+"""The share of families of comparisons between equal methods in which at least one difference is called real."""
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Mean | None:

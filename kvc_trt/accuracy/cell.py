@@ -114,9 +114,10 @@ class Cell:
     full_scores: tuple[Score, ...] = ()
     """The full cache's, of the same questions; empty where scores are in nats."""
     equal: tuple[Depth, ...] = ()
-    """Where the full cache is followed: the share of each answer's tokens that are the most likely ones here too."""
+    """If the full cache is followed: per answer, the share of its tokens that are the most likely ones here too."""
     first_differences: tuple[Number | None, ...] = ()
-    """There, too: the place of the first token that is not; None if all are."""
+    """If the full cache is followed: per answer, the place of the first token that is not the most likely one; None if
+    all are."""
     depths: tuple[Depth, ...] = ()
     """The depth of each question's needle, 0 at the start and 1 at the end; empty where the task has no single one."""
     executor: str = ""

@@ -1,4 +1,4 @@
-"""Where questions come from: tasks that are generated at any length, or a file of one's own."""
+"""The sources of questions: tasks that are generated at any length, or a user's own file."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ class FileDraw:
         return self.tasks[name]
 
     def count_of(self, name: str) -> int:
-        """As many as the set has, or as are asked of it."""
+        """Return the number of a set's questions that are asked: `samples`, or all if the set has fewer."""
         count = len(self.data.sets[name])
         return count if self.samples is None else min(count, self.samples)
 
     def answer_room(self, name: str) -> int:
-        """The longest limit of the set's questions, or what was given where that is shorter."""
+        """Return the longest limit of the set's questions, or the given limit if that is shorter."""
         own, given = self.task(name).max_new_tokens, _room_of(self.max_new_tokens, name)
         return own if given is None else min(own, given)
 
@@ -191,7 +191,7 @@ class FileDraw:
         return min(needed, longest)
 
     def _framing_of(self, record: Record, sample: TaskSample, vocabulary: Vocabulary, name: str) -> Framing:
-        """How a question becomes token ids. InputError, with its line, for a conversation that the template refuses."""
+        """Return a question's framing; InputError, with its line, for a conversation that the template refuses."""
         framing = vocabulary.framing_of(sample, name)
         try:
             framing.texts(sample)

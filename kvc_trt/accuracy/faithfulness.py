@@ -1,7 +1,7 @@
-"""How closely a compressed cache follows the whole one where no answer is known to be right.
+"""Measure how closely a compressed cache follows the whole one, for questions without a known answer.
 
-Both are fed the same tokens, one per step, and their distributions of the next token are compared. This needs no
-labels: it says what compression changes, not whether the model was right before.
+Both caches are fed the same tokens, one per step, and their distributions of the next token are compared. This needs no
+labels: it measures the change by compression, not whether the model was right without it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WholeCache:
 
     @staticmethod
     def questions_for(model: ModelConfig, new_tokens: int) -> int:
-        """How many questions can be followed together."""
+        """Return the number of questions that can be followed together, by the memory for their logits."""
         return max(1, LOGITS_BYTES // (4 * model.vocab_size * new_tokens))
 
     def followed_by(self, answerer: Answerer, first: int, last: int) -> list[Faithfulness]:

@@ -16,7 +16,7 @@ from kvc_trt.tasks.registry import all_tasks, task
 from kvc_trt.tasks.task import Task
 
 MODES = ("query-aware", "query-agnostic")
-"""Where the question stands: at the end of the prompt, so that compaction sees it, or fed through decode afterwards."""
+"""The place of the question: at the end of the prompt, so that compaction sees it, or fed through decode afterwards."""
 SECOND_QUESTION = "second-question"
 """The question comes as a turn, after another one was answered. Of tasks that ask twice, where it is named."""
 STORED_CONTEXT = "stored-context"

@@ -22,7 +22,7 @@ _QUESTION_BLOCK = 8
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How a model reads text or token ids."""
+    """The vocabulary of a model: its tokenizer, or token ids alone, with its chat template."""
 
     tokenizer: TaskTokenizer | None
     """The model's tokenizer; None for a model of token ids."""
@@ -31,14 +31,14 @@ class Vocabulary:
     """The model's chat template, if it has one."""
 
     def framing(self, name: str) -> Framing:
-        """How a sample becomes token ids. InputError for a chat without a template."""
+        """Return the framing `name`, which turns samples into token ids; InputError for chat without a template."""
         assert self.tokenizer is not None
         if name != CHAT:
             return framings.plain(self.tokenizer.tokenizer)
         return self._chat
 
     def framing_of(self, sample: TaskSample, name: str) -> Framing:
-        """How this sample becomes token ids: plain where it takes no template."""
+        """Return the framing `name` for a sample, or plain for a sample that takes no template."""
         return self.framing(name if sample.meta.get("template", True) else PLAIN)
 
     @cached_property
@@ -121,7 +121,7 @@ class QuestionSet:
         return numbers if len(numbers) == len(single) else ()
 
     def score(self, answers: Sequence[Sequence[int]], first: int = 0) -> tuple[float, ...]:
-        """How well the answers to `of(first, ...)` answer each of its samples, 0..1."""
+        """Return the score, from 0 to 1, of the answers to each sample from the sample `first` on."""
         rate, given = self.task.score, iter(answers)
         assert rate is not None  # a task that is scored by its answers
         scores = []
@@ -196,7 +196,7 @@ def _text_question(
 
 
 def _is_answered(chosen: Task, sample: TaskSample, vocabulary: Vocabulary) -> Callable[[Sequence[int]], bool]:
-    """When an answer is over before it is as long as the longest one of its task."""
+    """Return the function that tells whether an answer is over before it reaches the longest length of its task."""
     longest: int | None = sample.meta.get("max_new_tokens")
 
     def says_all(answer: Sequence[int]) -> bool:  # and what comes after takes nothing back

@@ -163,7 +163,7 @@ def _groups_of_file(
 
 
 def _draw_of(asked: AccuracyRequest) -> QuestionDraw | FileDraw:
-    """Where the questions come from; names are checked before weights are read."""
+    """Return the source of the questions; names are checked before weights are read."""
     draw: QuestionDraw | FileDraw
     if asked.samples is not None and asked.samples < 1:
         raise InputError(f"samples: expected at least 1, found {asked.samples}")

@@ -1,4 +1,4 @@
-"""The run half of a backend, and so its base class: one object answers everything that the rest of kvc-trt asks.
+"""The base class of backends: one object through which the rest of kvc-trt builds, runs and measures engines.
 
 A backend is one folder, `kvc_trt/backends/<name>/`, whose `backend.py` assigns an object of a subclass to `BACKEND`;
 `registry` finds it there. Importing that file imports no heavy library: methods import what they use.
@@ -25,17 +25,17 @@ from kvc_trt.runtime.executor import Executor
 
 
 class ProgramRunner(Protocol):
-    """Opens engines over one weight file that exist in memory only."""
+    """Opens engines that exist only in memory, over one weight file."""
 
     def open(self, program: Program) -> Executor:
         """Return an executor of the program, without loading anything."""
 
     def forget(self) -> None:
-        """Drop what was kept of earlier prompts: the next ones are others."""
+        """Drop the values kept of earlier prompts, because the next prompts are others."""
 
 
 class Backend(BuildBackend):
-    """A backend: how it builds engines is in `BuildBackend`, how it runs them is here."""
+    """A backend. `BuildBackend` declares the part that builds engines; this class adds the part that runs them."""
 
     purpose: ClassVar[str]
     """Its purpose in a few words, for doctor's table."""
@@ -54,7 +54,7 @@ class Backend(BuildBackend):
     prefill_precisions: ClassVar[tuple[PrefillPrecision, ...]] = ("f32",)
     """The values of `--prefill-precision`, the default first."""
     no_proofs: ClassVar[str | None] = None
-    """Why its executors do not say which tokens each step reads, which KV proofs need; None if they do."""
+    """The reason why its executors do not report the tokens that each step reads, for KV proofs; None if they do."""
 
     @abstractmethod
     def probe(self) -> Probe:
@@ -75,30 +75,30 @@ class Backend(BuildBackend):
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
     def kernels(self, engine: EngineDirectory) -> str | None:
-        """Return what computes the engine's `kvc` operators here, in a few words; None if nothing but the backend."""
+        """Return the code that computes the engine's `kvc` operators, in a few words; None if only the backend does."""
         return self.without_kernels(engine.model, engine.parameters)
 
     def without_kernels(self, model: ModelConfig, parameters: PolicyParameters) -> str | None:
-        """Return which parts of a policy run slowly for want of a kernel, in a line; None if there are none."""
+        """Return a line with the parts of a policy that run slowly for lack of a kernel; None if there are none."""
         return None
 
     def program_runner(self, weights_directory: Path, options: RunOptions, *, share_prefill: bool) -> ProgramRunner:
-        """Return what opens engines in memory over the weights in a directory, if `runs_programs`.
+        """Return the object that opens engines in memory over the weights in a directory, if `runs_programs`.
 
-        With `share_prefill`, what the prefills of the same prompts have in common is computed once and kept.
+        With `share_prefill`, the common part of several engines' prefills of the same prompts is computed once.
         """
         raise InputError(f"backend {self.name} runs no engines in memory")
 
     def program_benchmark(self, model: ModelConfig, options: RunOptions) -> Benchmark:
-        """Return what profiling needs of engines in memory, if `runs_programs`; `model` has the type of activations."""
+        """Return the benchmark of engines in memory, if `runs_programs`; `model` has the type of activations."""
         raise InputError(f"backend {self.name} runs no engines in memory")
 
     def harness(self, engine: EngineDirectory, options: RunOptions) -> Harness:
-        """Return what verification needs of an engine on this backend."""
+        """Return the interface of an engine on this backend for verification."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> Benchmark:
-        """Return what profiling needs of an engine on this backend."""
+        """Return the interface of an engine on this backend for profiling."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.profile_instead)
 
     def check_verifiable(self, rows: int, what: str) -> None:
@@ -125,7 +125,9 @@ class Backend(BuildBackend):
         raise InputError(f"backend {self.name} runs engines in one process")
 
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...] | None:
-        """Return what packs a copy of an engine's weights in the host's memory; None if engines do not run there.
+        """Return the names of the parts that keep a packed copy of an engine's weights in the host's memory.
+
+        None if engines do not run on the host.
 
         `weights` is their format and `size` their bytes; with `drafts`, the engine has a draft graph.
         """

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 LARGEST_SHARE_OF_MEMORY = 0.5
-"""Share of the free memory that a measurement may take at once for its caches or buffers."""
+"""The largest share of free memory that a measurement may take for its caches or buffers."""
 
 
 @dataclass(frozen=True)
 class CopyBandwidth:
-    """Copy bandwidth of a memory in bytes per second, reads and writes together."""
+    """The copy bandwidth of a memory in bytes per second, counting reads and writes."""
 
     median: float
     spread: float
-    """Standard deviation of the rates."""
+    """The standard deviation of the rates."""
     samples: int
     buffer_bytes: int
     threads: int
@@ -44,28 +44,28 @@ class CopyBandwidth:
 
     @property
     def beyond_cache(self) -> bool:
-        """True if source and target together are at least twice the last-level cache, so that it does not help."""
+        """True if each buffer is at least as large as the last-level cache, so that the cache does not help."""
         return self.last_level_cache_bytes is None or self.buffer_bytes >= self.last_level_cache_bytes
 
 
 @dataclass
 class Peak:
-    """Memory in use before and during a piece of work, in bytes."""
+    """The memory in use before a piece of work, and its peak during it, in bytes."""
 
     before: int
     highest: int = field(default=0)
     how: str = "resident memory above rest, sampled every 2 ms"
-    """How the figures were measured."""
+    """The method by which the figures were measured."""
 
     @property
     def above(self) -> int:
-        """Bytes that the work needed beyond what was in use before."""
+        """The bytes that the work took beyond those in use before."""
         return max(0, self.highest - self.before)
 
 
 @dataclass(frozen=True)
 class PartOfRun:
-    """Seconds of a run and of one part of it."""
+    """The time of a run and of one part of it, in seconds."""
 
     run: float
     part: float
@@ -78,12 +78,12 @@ class PartOfRun:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """The time of one operator in a run, all its nodes together."""
+    """The time of all nodes of one operator in a run."""
 
     name: str
     seconds: float
     calls: float
-    """Nodes per run."""
+    """The number of nodes per run."""
 
 
 class Benchmark(Protocol):
@@ -91,7 +91,7 @@ class Benchmark(Protocol):
 
     @property
     def weight_copies(self) -> int:
-        """Number of copies of the weights in an engine."""
+        """The number of copies of the weights in an engine."""
 
     def open(self, program: Program) -> Any:
         """Return an executor of the engine or of its twin."""
@@ -103,7 +103,7 @@ class Benchmark(Protocol):
         """Return the format in which a step reads the weights: that of the file, or a wider one after conversion."""
 
     def weight_bytes(self, executor: Any) -> tuple[int, str]:
-        """Return the bytes of the executor's weights, and how they were measured."""
+        """Return the bytes of the executor's weights, and a description of their measurement."""
 
     def bounds_bytes(self, executor: Any) -> int:
         """Return the bytes of state tensors other than keys and values, such as page bounds."""
@@ -118,7 +118,7 @@ class Benchmark(Protocol):
         """Return an executor of the same program that holds its weights, and no caches or scratch of earlier steps."""
 
     def watch_steps(self, executor: Any) -> AbstractContextManager[Peak]:
-        """Measure the peak memory of decode steps inside the block; `before` counts caches that are there already."""
+        """Measure the peak memory of decode steps inside the block; `before` includes caches that exist already."""
 
     def free_bytes(self) -> int:
         """Return the bytes that are free for caches."""
@@ -133,13 +133,13 @@ class Benchmark(Protocol):
         """
 
     def operators(self, program: Program, steps: Callable[[Any], object]) -> list[OperatorTime] | None:
-        """Return what each operator takes of a decode step, slowest first; None if the backend does not tell.
+        """Return the time of each operator in a decode step, slowest first; None if the backend cannot measure it.
 
-        `steps` is given an executor and runs decode steps on it; the first is left out.
+        `steps` is called with an executor and runs decode steps on it; the first step is not counted.
         """
 
     def describe(self) -> dict[str, Any]:
-        """Return what is added to the record of the machine."""
+        """Return this backend's entries in the record of the machine."""
 
 
 def prefill_seconds(executor: Any, prompts: NDArray[np.int64]) -> float:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _LARGEST_FILE = 64
 GROWTH = 1.25
-"""Ratio of consecutive lengths that are tried."""
+"""The ratio of consecutive lengths that are tried."""
 REPEATS = 9
 WARM_UP = 3
 
 
 def remembered(identity: Mapping[str, Any], measure: Callable[[], int]) -> int:
-    """Return the value kept for this `identity` (model, constants, machine), or measure and keep it."""
+    """Return the value stored for this `identity` (model, constants, machine), or measure and store it."""
     directory = cache_root() / "break-even"
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / f"{hashlib.sha256(canonical(identity)).hexdigest()}.json"
@@ -52,7 +52,10 @@ def remembered(identity: Mapping[str, Any], measure: Callable[[], int]) -> int:
 
 
 def compared(parameters: PolicyParameters, open_form: Callable[[str, PolicyParameters], Executor]) -> int:
-    """Measure both forms of a step. `open_form(name, parameters)` returns an executor with one row of filled caches."""
+    """Return the length in tokens up to which a dense step is at least as fast as a sparse one.
+
+    `open_form(name, parameters)` returns an executor with one row of filled caches.
+    """
     if parameters.capacity <= parameters.token_budget:
         return parameters.token_budget
     forms = {"sparse": parameters.token_budget, "dense": parameters.capacity}

@@ -1,6 +1,6 @@
 """The interface of verification to a backend: an engine, its dense twin, its operators alone, and internal values.
 
-The rungs know nothing else about where an engine runs; each backend that executes implements it in `harness.py`.
+Rungs use nothing else of a backend; each backend that executes implements the interface in `harness.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 class ObservedExecutor(Executor, Protocol):
-    """An executor whose state, and whose exposed values, can be read."""
+    """An executor whose state and exposed values can be read."""
 
     @property
     def buffers(self) -> Mapping[str, Array]:
@@ -32,15 +32,15 @@ class EngineOperator(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the operator, such as KvcCompact."""
+        """The name of the operator, such as KvcCompact."""
 
     @property
     def nodes(self) -> int:
-        """Number of the engine's nodes with it."""
+        """The number of the engine's nodes with this operator and constants."""
 
     @property
     def cache(self) -> int | None:
-        """Number of a cache that it serves; None if all caches have the same constants."""
+        """The number of a cache that it serves; None if all caches have the same constants."""
 
     def run(self, **inputs: Array) -> list[Array]:
         """Return the outputs in the operator's order; the inputs are not changed."""
@@ -48,10 +48,10 @@ class EngineOperator(Protocol):
 
 @dataclass(frozen=True)
 class Watched:
-    """Names under which one operator of the running engine exposes its inputs and outputs."""
+    """The names under which one operator of the running engine exposes its inputs and outputs."""
 
     cache: int
-    """Row of `cache_lengths` of its cache."""
+    """The row of `cache_lengths` of its cache."""
     inputs: tuple[str, ...]
     """q_window, k, v of a compaction; query of a step; empty if the choice is not judged by its inputs."""
     outputs: tuple[str, ...]
@@ -60,13 +60,13 @@ class Watched:
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """Names of the exact keys and values, [B,G,n,D] or of a step [B,G,D], that a graph stores in one cache."""
+    """The names of the exact keys and values, [B,G,n,D] or for a step [B,G,D], that a graph stores in one cache."""
 
     cache: int
     keys: str
     values: str
     positions: str | None = None
-    """Name of the list INT32 [B,G,n] of their positions; None if these are consecutive."""
+    """The name of the list INT32 [B,G,n] of their positions; None if these are consecutive."""
 
 
 class Harness(Protocol):
@@ -77,7 +77,7 @@ class Harness(Protocol):
         """Return whether tensor cores sum the products of scores, and cut the sums where float32 would round."""
 
     def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
-        """Open the engine as users run it, with the values `expose` readable."""
+        """Open the engine as users run it, so that the values `expose` can be read."""
 
     def open_twin(self) -> Executor:
         """Open the dense twin: the same weights, nothing evicted, everything read."""
@@ -95,12 +95,12 @@ class Harness(Protocol):
         """Return the operators that choose which tokens a step reads, one per cache that is not read whole."""
 
     def draft_selections(self) -> list[list[Watched]]:
-        """Return those operators of each token of a pass over a draft; none where a pass does not show them."""
+        """Return for each token of a draft pass the operators that choose its tokens; none if a pass hides them."""
 
     def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
-        """Return what the prefill, decode, extend or draft graph stores in each cache, for each token of a pass.
+        """Return the blocks that the prefill, decode, extend or draft graph stores, for each token of a pass.
 
-        Nothing where caches have no format, nor where an executor does not show it."""
+        Empty if caches have no format, or if the executor does not expose them."""
         return []
 
     def describe(self) -> dict[str, str]:

@@ -77,8 +77,8 @@ def _rates(
 def watch_memory(*, mapped: bool = True) -> Iterator[Peak]:
     """Sample the process's resident memory every two milliseconds while the block runs.
 
-    Without `mapped`, pages of files do not count, where the system tells them apart (Linux): weights that are mapped
-    become resident when a step first reads them.
+    Without `mapped`, pages of files do not count if the system reports them separately (Linux): mapped weights become
+    resident when a step first reads them.
     """
     import psutil
 
@@ -109,6 +109,6 @@ def watch_memory(*, mapped: bool = True) -> Iterator[Peak]:
 
 
 def _return_free_memory() -> None:
-    """Return the allocator's free memory to the system, so that it does not hide what is needed next."""
+    """Return the allocator's free memory to the system, so that it does not hide the need of the next work."""
     with suppress(OSError, AttributeError):  # no glibc: the figure is then a lower bound
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -28,7 +28,7 @@ class Probe:
     versions: dict[str, str]
     missing: tuple[str, ...]
     install: tuple[str, ...]
-    """Commands that install what is missing, if any can."""
+    """Commands that install the missing parts, if they can be installed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -43,9 +43,9 @@ def probe_reference() -> Probe:
 
 
 def require_torch(instead: str | None = None, *, what: str = "verification compares with PyTorch") -> None:
-    """UnsupportedEnvironment where PyTorch is missing: said before any work, not after it.
+    """Raise UnsupportedEnvironment if PyTorch is missing; to be called before any work.
 
-    `what` it is needed for begins the sentence; `instead` is what goes without it.
+    `what`, the work that needs it, begins the message; `instead` is an alternative for the hint.
     """
     if not has_torch():
         hint = INSTALL_VERIFY if instead is None else f"{INSTALL_VERIFY}, or {instead}"
@@ -61,7 +61,7 @@ def has_torch() -> bool:
 
 
 def import_package(package: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Import a package: ({package: its version}, ()), or ({}, (why it cannot be used,))."""
+    """Import a package; return ({package: its version}, ()), or ({}, (the reason why it cannot be used,))."""
     try:
         module = importlib.import_module(package)
     except Exception as error:  # a broken installation raises whatever its loader raises

@@ -56,7 +56,7 @@ def backend(name: str) -> Backend:
 
 @dataclass(frozen=True)
 class ChosenBackend:
-    """The chosen backend, and why."""
+    """The chosen backend, and the reason for the choice."""
 
     name: str
     versions: dict[str, str]
@@ -66,8 +66,8 @@ class ChosenBackend:
 def select_backend(name: str = "auto", settings: Collection[str] = ()) -> ChosenBackend:
     """Return the backend to build for; `auto` takes the first that can run here.
 
-    If none of those that `auto` tries takes a build's `settings`, `auto` means the one backend that does.
-    Raises InputError for an unknown name, UnsupportedEnvironment (with what is missing) for one that cannot run here.
+    If none of the backends that `auto` tries takes a build's `settings`, `auto` is the one backend that does. Raises
+    InputError for an unknown name; UnsupportedEnvironment, with the missing parts, for a backend that cannot run here.
     """
     if name == "auto":
         return _automatic(set(settings))
@@ -99,7 +99,7 @@ def runner(built_for: str, name: str | None = None) -> str:
 
 
 def program_backend() -> Backend:
-    """Return the backend that runs engines in memory: what measures a model under many policies."""
+    """Return the backend that runs engines in memory, with which a model is measured under many policies."""
     return next(each for each in backends().values() if each.runs_programs)
 
 
@@ -136,7 +136,7 @@ def session_of(
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
-    """Open a session over an open engine directory; otherwise like `open_session`."""
+    """Open a session over an engine directory that is open already; arguments and errors as for `open_session`."""
     chosen = _able(runner(engine.backend, options.backend), engine, options)
     executor, lists = (
         open_with_lists(engine, _giving_proofs(chosen, engine), options)
@@ -162,7 +162,7 @@ def session_of(
 
 
 def _giving_proofs(chosen: Backend, engine: EngineDirectory) -> Backend:
-    """Return the backend; InputError, naming others, if its executors do not say which tokens they read."""
+    """Return the backend; InputError, naming others, if its executors do not report the tokens that they read."""
     if chosen.no_proofs is not None:
         able = [f"--backend {name}" for name in runners(engine.backend) if backend(name).no_proofs is None]
         raise InputError(f"KV proof: {chosen.no_proofs}", hint=" or ".join(able) or None)

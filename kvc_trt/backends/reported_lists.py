@@ -1,4 +1,4 @@
-"""An executor that says which tokens its caches keep and read: the index lists of its graphs become outputs."""
+"""Open an executor that reports the tokens that its caches keep and read: its graphs' index lists become outputs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ExposedLists:
         self._selections = {op.cache: op.outputs[-1] for op in selections}
 
     def kept(self, row: int) -> dict[int, Array]:
-        """Return the prompt positions [heads, width] that stayed of one row of the latest prefill, by cache."""
+        """Return per cache the prompt positions [heads, width] that one row of the latest prefill has kept."""
         return {cache: self._executor.exposed(name)[row] for cache, name in self._compactions.items()}
 
     def read(self, row: int) -> dict[int, Array]:
-        """Return the slots [heads, width] that one row of the latest step has read, by cache."""
+        """Return per cache the slots [heads, width] that one row of the latest step has read."""
         return {cache: self._executor.exposed(name)[row] for cache, name in self._selections.items()}
 
 
@@ -46,7 +46,7 @@ def open_with_lists(
 ) -> tuple[ObservedExecutor, ExposedLists]:
     """Return an executor and its lists; nothing is loaded yet.
 
-    InputError for a policy whose lists do not say all that is kept and read, with the reason.
+    InputError, with the reason, for a policy whose lists do not cover all tokens that are kept and read.
     """
     harness = backend.harness(engine, options)
     compactions, selections = harness.compactions(), harness.selections()
@@ -56,7 +56,7 @@ def open_with_lists(
 
 
 def check_covered(engine: EngineDirectory, kept: set[int], read: set[int], what: str) -> None:
-    """Raise InputError unless lists of these caches say all that the engine's policy chooses."""
+    """Raise InputError unless lists of these caches cover all choices of the engine's policy."""
     policy = engine.parameters.policy
     rules = {site.cache: site.parameters for site in cache_sites(engine.model, engine.parameters)}
     chooses = {cache: rule for cache, rule in rules.items() if rule.compresses}
@@ -73,7 +73,7 @@ def check_covered(engine: EngineDirectory, kept: set[int], read: set[int], what:
 
 
 def made_by(engine: EngineDirectory, options: RunOptions) -> MadeBy:
-    """Return what proofs of an engine state of it."""
+    """Return the description of an engine in its proofs."""
     found = fingerprint_of(engine)
     return MadeBy(
         found.engine, found.weights, found.model, found.parameters, found.model_name, found.policy_name,

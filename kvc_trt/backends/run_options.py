@@ -9,30 +9,30 @@ if TYPE_CHECKING:
     from kvc_trt.runtime import Speculation
 
 PrefillPrecision = Literal["f32", "bf16"]
-"""The arithmetic of prefill; decode, its caches and the stored engine are the same in both. f32 keeps of a prompt what
-the reference keeps. bf16 rounds what attention and float matrices multiply to 8 bits, sums in float32, and is judged by
-verify's bars of bfloat16."""
+"""The arithmetic of prefill; decode, its caches and the stored engine are the same in both. f32 keeps the same tokens
+of a prompt as the reference. bf16 rounds the factors of attention and of float matrices to 8 bits, sums in float32, and
+is judged by verify's bars of bfloat16."""
 PREFILL_PRECISIONS: tuple[PrefillPrecision, ...] = get_args(PrefillPrecision)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How an engine is run. Code between the caller and the place that uses an option passes the object whole."""
+    """The options for running an engine. Functions between the caller and the user of an option pass on the object."""
 
     backend: str | None = None
     """The backend that runs the engine; None is the one that it was built for."""
     threads: int | None = None
-    """Number of CPU threads; None leaves it to the executor, which takes all cores."""
+    """The number of CPU threads; None leaves it to the executor, which takes all cores."""
     prefill_precision: PrefillPrecision = "f32"
-    """bf16 is faster on a processor that multiplies bfloat16; backends that offer it say so."""
+    """The arithmetic of prefill; bf16 is faster on a processor that multiplies bfloat16, and some backends lack it."""
     prefix_bytes: int = 0
-    """Memory for contexts of texts that prompts have in common."""
+    """The memory in bytes for the contexts of texts that prompts have in common."""
     speculation: Speculation | None = None
-    """How drafts are made; None makes none."""
+    """The settings of drafts; None makes no drafts."""
     warm_up: bool = False
     """Compile and capture steps of every number of rows when the engine is opened, not when a request needs them."""
     proofs: bool = False
-    """Requests can ask for a KV proof, so the graphs write out what the caches keep and read."""
+    """True if requests may ask for a KV proof: the graphs then output the tokens that the caches keep and read."""
 
 
 DEFAULTS = RunOptions()

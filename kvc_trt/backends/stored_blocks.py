@@ -23,10 +23,10 @@ _NEW, _OF_PROMPT = ("k_new", "v_new"), ("k", "v")
 def stored_blocks(
     nodes: Iterable[NodeProto], sites: Iterable[CacheSite], cache: str, token: int = 0, tokens: int = 1
 ) -> list[StoredBlock]:
-    """Return what a graph's operators store in caches that have a format; none in others.
+    """Return the blocks that a graph's operators store in caches with a format; none for other caches.
 
-    `cache` is the name of the tensor of keys that the graph gives: k_cache of a prompt, k_cache_out of others. Of a
-    graph that feeds several `tokens` per row, what it stores of one of them.
+    `cache` is the name of the graph's output with the keys: k_cache for prefill, k_cache_out for other graphs. For a
+    graph that feeds several `tokens` per row, return the blocks of one of them.
     """
     by_output = {name: node for node in nodes for name in node.output}
     found = []
@@ -42,7 +42,7 @@ def stored_blocks(
 
 
 def _exact_inputs(by_output: Mapping[str, NodeProto], name: str, site: CacheSite) -> tuple[NodeProto, tuple[str, str]]:
-    """Return the node that stores what a value holds, and the names of the exact keys and values that it is given."""
+    """Return the node that stores the vectors in a value, and the names of the exact keys and values it stores."""
     node = by_output[name]
     while True:
         assert node.domain == KVC_DOMAIN, f"{node.op_type} stores no keys"

@@ -1,4 +1,4 @@
-"""Who may have written a file that is about to be executed."""
+"""Check who can write a file that is about to be executed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 
 
 def check_writers(path: Path) -> None:
-    """Raise UnsupportedEnvironment unless only this user or root can change the file, which exists, and its folder."""
+    """Raise UnsupportedEnvironment unless only this user and root can change an existing file and its folder."""
     real = path.resolve()
     for place in (real, real.parent):
         status = place.stat()
@@ -24,7 +24,7 @@ def check_writers(path: Path) -> None:
 
 
 def untrusted(owner: int, mode: int, user: int, *, sticky: bool = False) -> str | None:
-    """Return why `user` does not load code with this owner and mode; None if trusted."""
+    """Return the reason why `user` must not load code with this owner and mode; None if it is trusted."""
     if owner not in (user, 0):
         return f"belongs to user {owner}"
     if mode & stat.S_IWOTH and not sticky:

@@ -84,7 +84,7 @@ _OF_FORMAT: Mapping[VectorFormat, tuple[tuple[Impossible, ...], ...]] = {
 
 
 def _never_in(name: str, tensors: Mapping[str, Array]) -> Iterator[Impossible]:
-    """Yield what a tensor cannot hold. What it belongs to is told by its name and by those of the others."""
+    """Yield the values that a tensor never holds, by its type, its name and the names of the other tensors."""
     dtype = tensors[name].dtype.name
     if dtype in _EXPONENTS:
         yield _not_finite(dtype)

@@ -28,12 +28,12 @@ WHAT = "the handoff"
 
 
 class Handoff(OwnSchema):
-    """The announcement of the bytes."""
+    """The description of a context's bytes, which a reader gets before them."""
 
     context: ContextHeader
     nbytes: Count
     checksum: Digest
-    """SHA-256 of the bytes."""
+    """The SHA-256 of the bytes."""
 
 
 def largest_handoff(packing: RowPacking) -> int:
@@ -48,7 +48,7 @@ def largest_handoff(packing: RowPacking) -> int:
 
 
 def write_handoff(context: Context, packing: RowPacking, into: Bytes) -> Handoff:
-    """Write a context of the engine of `packing` into the first bytes of `into` [n], and return what announces them."""
+    """Write a context of the engine of `packing` into the first bytes of `into` [n], and return their description."""
     end = 0
     for name, dtype, shape in _tensors(packing, context.cache_lengths, context.logical_length):
         tensor = context.logits if name == LOGITS else context.tensors[name]
@@ -80,7 +80,7 @@ def check_handoff(handoff: Handoff, packing: RowPacking, prompt: Sequence[int]) 
 def read_handoff(handoff: Handoff, packing: RowPacking, content: Bytes) -> Context:
     """Return the context in the first bytes of `content` [n], copied.
 
-    HandoffRefused where the checksum differs, and for tensors that no engine can have made (`contexts/content.py`).
+    HandoffRefused if the checksum differs, and for tensors that no engine can have made (`contexts/content.py`).
     """
     if hashlib.sha256(content[: handoff.nbytes].data).hexdigest() != handoff.checksum:
         raise HandoffRefused(

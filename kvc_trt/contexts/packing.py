@@ -1,8 +1,8 @@
-"""One row's state tensors as the tensors of a context, and back.
+"""Turn one row's state tensors into the tensors of a context, and back.
 
-A context holds the slots that are in use, contiguous, and the state of linear layers. What follows from the stored keys
-bit for bit (page bounds, keys by channel) is left out and rebuilt; the policy's kind of selection says what that is.
-Everything else travels as it is.
+A context holds the slots in use, contiguous, and the state of linear layers. Tensors that follow from the stored keys
+bit for bit (page bounds, keys by channel) are left out and rebuilt; the policy's kind of selection lists them. All
+others are copied unchanged.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
 
 SHORT_NAMES = {K_CACHE.name: "k", V_CACHE.name: "v"}
-"""Names in a context, where they differ from those of the state tensors."""
+"""Name of a state tensor -> its name in a context, if the two differ."""
 
 Cache: TypeAlias = "tuple[CacheSite, Mapping[str, StateTensor]]"
-"""A cache and its state tensors by kind: k_cache, v_cache, and what its selection carries."""
+"""A cache and its state tensors by kind: k_cache, v_cache, and further ones of its selection."""
 OLDER_THAN_CONTEXTS = frozenset(("future_positions", "max_conversation_len"))
 """Parameters that older engines lack, and that every context has."""
 LONGEST_NAME = 200
-"""Characters of a name in a fingerprint, all of them printable ASCII."""
+"""The most characters of a name in a fingerprint, all of them printable ASCII."""
 
 
 class RowPacking:
@@ -55,7 +55,7 @@ class RowPacking:
         self._caches = caches_of(program.model, program.parameters, program.state)
         self._linear = linear_of(program.state)
         self.other_turns = _other_turns(program)
-        """The engine that differs from this one in taking turns alone; None where nothing is kept for turns."""
+        """The engine that differs from this one only in whether it takes turns; None if turns need no extra state."""
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -64,12 +64,12 @@ class RowPacking:
 
     @property
     def keeps_every_token(self) -> bool:
-        """True if a later turn can read every token."""
+        """True if every token of the text stays stored, so that a later turn can read it."""
         return all(site.parameters.keeps_every_token for site, _ in self._caches)
 
     @property
     def reads_everything(self) -> bool:
-        """True if a step reads every token that is kept."""
+        """True if a step reads every stored token."""
         return not any(site.parameters.reads_a_part for site, _ in self._caches)
 
     def layout(self, cache_lengths: Sequence[int], logical_length: int) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -77,7 +77,7 @@ class RowPacking:
         return _layout(self._caches, self._linear, cache_lengths, logical_length)
 
     def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int], logical_length: int) -> dict[str, Array]:
-        """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
+        """Return copies of a row's tensors, without empty slots and without tensors that `unpack` can rebuild."""
         lengths, found = tuple(cache_lengths), {}
         for site, tensors in self._caches:
             for kind, tensor in _carried(site, tensors).items():
@@ -90,7 +90,7 @@ class RowPacking:
         return _bytes_of(self.layout(cache_lengths, logical_length), self.limits.vocab_size)
 
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
-        """Yield every state tensor of a row, by name, in the shape of one row; one after the other is made."""
+        """Yield every state tensor of a row with its name, in the shape of one row; only one is in memory at a time."""
         for site, tensors in self._caches:
             rule, keys = site.parameters, {}
             names = part_names(K_CACHE, rule.cache_format.keys)
@@ -117,7 +117,7 @@ def packing_of(engine: EngineDirectory, program: Program | None = None) -> RowPa
 
 
 def fingerprint_of(engine: EngineDirectory, program: Program | None = None) -> Fingerprint:
-    """Return what contexts of an engine directory, or of another `program` over its weights, are made by."""
+    """Return the fingerprint of an engine directory, or of another `program` over its weights, for its contexts."""
     parameters, state, build = (program or engine).parameters, (program or engine).state, engine.build
     model_name = f"{Path(build.model).name} ({build.weights} weights)"
     return Fingerprint(
@@ -133,16 +133,16 @@ def fingerprint_of(engine: EngineDirectory, program: Program | None = None) -> F
 
 
 def recorded(parameters: PolicyParameters) -> dict[str, Any]:
-    """Return what tells parameters apart, without the defaults of what the first contexts did not know."""
+    """Return the parameters for a digest; those that the first contexts did not have are left out at their defaults."""
     unknown = ADDED_LATER - OLDER_THAN_CONTEXTS
     fields = ((field, getattr(parameters, field.name)) for field in dataclasses.fields(parameters))
     return {field.name: one for field, one in fields if field.name not in unknown or one != field.default}
 
 
 def recorded_model(model: ModelConfig) -> dict[str, Any]:
-    """Return what tells models apart, without a description of Llama's parts, which the first contexts did not know.
+    """Return the model's configuration for a digest, without a description that is Llama's, as in the first contexts.
 
-    Nor did later ones know all parts of a description: those are left out where there are none."""
+    Parts of a description that were added later are left out if they are empty."""
     fields = dataclasses.asdict(model)
     if model.description == Description():
         del fields["description"]
@@ -227,8 +227,8 @@ def _used(
 ) -> int | None:
     """Return the part of a tensor's second axis that a context holds; None for all of it.
 
-    What is stored by slot is cut to the slots in use, and what is stored by position to the text. In contexts of
-    `auto`, which are older than the other formats, only keys and values are cut to the slots.
+    Tensors by slot are cut to the slots in use, and tensors by position to the text's length. In contexts of `auto`,
+    which are older than the other formats, only keys and values are cut to the slots.
     """
     rule = site.parameters
     held = {part.name: part for part in (*parts_in_step(rule), *rule.eviction.turn_state)}

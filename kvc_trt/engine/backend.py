@@ -1,7 +1,7 @@
-"""The build half of a backend: which builds it takes, what it makes of them, and how its engines are recognised.
+"""The build half of a backend: the builds that it accepts, the files that it makes, and the marks of its engines.
 
-`kvc_trt.backends.base.Backend` adds the half that runs engines. Checking and inspecting an engine directory needs this
-half alone: an engine for a GPU can be inspected on any machine.
+`kvc_trt.backends.base.Backend` adds the half that runs engines. Checking and inspecting an engine directory only needs
+this half: an engine for a GPU can be inspected on any machine.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ FP8 = "TensorRT alone multiplies matrices in fp8; any other kind is made of them
 
 
 class BuildBackend(ABC):
-    """Builds engines. The defaults fit a backend that compiles nothing and runs the graphs' weights as they are."""
+    """Builds engines. The defaults fit a backend that compiles nothing and runs the graphs' weights unchanged."""
 
     name: ClassVar[str]
     """The name for users and in config.json: that of the folder, with hyphens for underscores."""
     files: ClassVar[Mapping[str, str]] = EVERY_GRAPH
-    """Stage of a build -> the file it makes, in order; each stage may read the files of earlier ones."""
+    """Stage of a build -> the file that it makes, in order; each stage may read the files of earlier ones."""
     architecture: ClassVar[str] = "any"
     """The manifest's architecture, for a backend that compiles nothing."""
     libraries: ClassVar[tuple[str, ...]] = ()
     """Python packages whose versions go into the manifest, besides those of every build."""
     weight_copies: ClassVar[int] = 1
-    """Number of engine files that hold all weights."""
+    """The number of engine files that hold all weights."""
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("bf16", "fp16", "fp32")
-    """Weight formats that it runs, the recommended one first."""
+    """The weight formats that it runs, the recommended one first."""
     refused_weights: ClassVar[Mapping[str, str]] = {"int8": QUANTISED, "int4": QUANTISED, "keep": QUANTISED, "fp8": FP8}
     """Weight format -> why it does not run it."""
     cache_formats: ClassVar[tuple[str, ...]] = (AUTO,)
-    """Formats in which its engines can store what they keep."""
+    """The formats in which its engines can store keys and values."""
     own_settings: ClassVar[tuple[str, ...]] = ("all_logits", "draft_tokens")
     """Build settings that it uses and some other backend does not."""
     every_operator: ClassVar[bool] = False
@@ -63,12 +63,12 @@ class BuildBackend(ABC):
         return tuple(file for stage, file in self.files.items() if graph_of(stage) == "extend")
 
     def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
-        """Return what the policy needs in any of `layers` layers and the backend lacks; None if nothing."""
+        """Return the graph or kernel that the policy needs in any of `layers` layers and that is missing; or None."""
         missing = missing_graph(parameters, layers)
         return missing if missing is not None or self.every_operator else missing_kernel(parameters, layers)
 
     def why_no_weights(self, kind: str) -> str:
-        """Return why it does not run weights of this format."""
+        """Return the reason why it does not run weights of this format."""
         return self.refused_weights.get(kind, f"{self.name} does not run them")
 
     def default_weights(self, choice: ModelChoice) -> WeightKind:
@@ -83,11 +83,11 @@ class BuildBackend(ABC):
         )
 
     def no_turns(self, parameters: PolicyParameters) -> str | None:
-        """Return why its engines take no turns of a conversation under this policy; None if they do."""
+        """Return the reason why its engines take no turns of a conversation under this policy; None if they do."""
         return parameters.no_turn if "extend" in self.files else f"backend {self.name} has none"
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-        """Return what makes the file of each stage. Heavy libraries are imported on the first call."""
+        """Return for each stage the function that makes its file; heavy libraries are imported on the first call."""
         left_out = set() if self.no_turns(resolved.parameters) is None else {"extend"}
         return graph_makers(resolved, source, progress, self.files.keys() - left_out)
 
@@ -100,7 +100,7 @@ class BuildBackend(ABC):
         return self._portable_target
 
     def target_problem(self, target: Any) -> str | None:
-        """Return what is wrong with a manifest's `target`, or None."""
+        """Return the problem of a manifest's `target`; None if it is right."""
         return None if target == self._portable_target else f"expected {self._portable_target}"
 
     @property

@@ -154,7 +154,7 @@ class _ConfigFile(OwnSchema):
 
 
 def _contradictions(found: Any, expected: Any, path: str) -> Iterator[str]:
-    """Yield where a recorded document is not what the facts give; what it does not record has its default."""
+    """Yield the places in which a recorded document contradicts the facts; missing entries have their defaults."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for name, value in found.items():
             below = f"{path}.{name}" if path else name

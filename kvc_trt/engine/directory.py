@@ -163,7 +163,7 @@ class EngineDirectory:
 
     @property
     def backend(self) -> str:
-        """Name of the backend this engine was built for."""
+        """The name of the backend this engine was built for."""
         return self.build.backend
 
     @property

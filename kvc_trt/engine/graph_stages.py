@@ -25,13 +25,13 @@ class Maker(Protocol):
 
 
 Makers = Mapping[str, Maker]
-"""Stage -> what makes its file, for the stages of the backend's `files` that this build has."""
+"""Stage -> the function that makes its file, for the stages of the backend's `files` that a build has."""
 
 
 def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress, stages: Collection[str]) -> Makers:
-    """Return what makes the file of each of the backend's `stages`; onnx is imported when the first graph is made.
+    """Return for each of the backend's `stages` the function that makes its file; the first graph imports onnx.
 
-    The extend graph is one of them where the policy takes turns, the draft graph where the build asks for it."""
+    The extend graph is included if the policy takes turns, the draft graph if the build asks for it."""
     turns = "extend" in stages and resolved.parameters.no_turn is None
     makers: dict[str, Maker] = {
         "weights": partial(_write_weights, resolved=resolved, source=source, progress=progress),

@@ -1,7 +1,7 @@
 """The graphs and kernels that a policy needs and that do not exist.
 
-ONNX Runtime executes the body of every operator, and so does OpenVINO's backend; PyTorch executes the bodies of those
-that have no kernel. The others need a kernel or a plugin for each operator, and treat all KV heads of a layer alike.
+The backends of ONNX Runtime and OpenVINO execute the body of every operator; PyTorch executes the bodies of operators
+without a kernel. Other backends need a kernel or a plugin for each operator, and treat all KV heads of a layer alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kvc_trt.methods.base.parameters import Group, PolicyParameters
 
 
 def missing_graph(parameters: PolicyParameters, layers: int) -> str | None:
-    """Return why a policy cannot have graphs; None if it can."""
+    """Return the graph that cannot be made for a policy; None if all can."""
     if any(group.parameters.selection.oracle for group in _groups(parameters, layers)):
         return "graph of an oracle that reads everything to find what matters"
     return None
@@ -38,12 +38,12 @@ def missing_kernel_of_choices(parameters: PolicyParameters, layers: int) -> str 
 
 
 def missing_linear(parameters: PolicyParameters) -> str | None:
-    """Return what linear layers need of a backend that has no code of its own for them; None without such layers."""
+    """Return the kernel for linear layers, which a backend without code of its own needs; None without such layers."""
     return None if parameters.linear_layers is None else "kernel for the linear layers of the model"
 
 
 def missing_division(parameters: PolicyParameters, layers: int) -> str | None:
-    """Return what divides a budget among layers for each prompt, if the policy needs that; None if it does not."""
+    """Return the kernel that divides a budget among layers for each prompt, if the policy needs it; otherwise None."""
     rules = [group.parameters for group in _groups(parameters, layers)]
     divides = any(rule.squeeze_share is not None and rule.compresses for rule in rules)
     return "kernel that divides a budget for each prompt" if divides else None

@@ -1,4 +1,4 @@
-"""Which builds can be divided among ranks (`--tp`); checked before a build does any work, and by `plan`."""
+"""Check whether a build can be divided among ranks (`--tp`), before it does any work, and for `plan`."""
 
 from __future__ import annotations
 

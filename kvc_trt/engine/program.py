@@ -95,7 +95,7 @@ class Program:
 
     @property
     def _no_turns(self) -> NoTurns | None:
-        """Why a row takes no turns; None if it does."""
+        """The reason why rows take no turns; None if they do."""
         if self.parameters.no_turn is not None:
             return NoTurns(f"policy {self.parameters.policy} takes no turns: {self.parameters.no_turn}")
         if self.extend is None:
@@ -108,7 +108,7 @@ class Program:
 
     @property
     def _no_drafts(self) -> NoDrafts | None:
-        """Why drafts cannot be checked; None if they can."""
+        """The reason why drafts cannot be checked; None if they can."""
         if self.parameters.no_drafts is not None:
             return NoDrafts(f"policy {self.parameters.policy} checks no drafts: {self.parameters.no_drafts}")
         if self.draft is None:

@@ -123,7 +123,7 @@ class Stages:
 
 
 def drop_entry(digest: str) -> None:
-    """Remove what a build killed at its very end left of an engine that is there, unless another build works on it."""
+    """Remove the stages of a finished engine that a killed build left, unless another build is working on them."""
     directory = cache_root() / "stages" / digest
     with contextlib.suppress(OSError), locked(directory):
         shutil.rmtree(directory, ignore_errors=True)
@@ -136,7 +136,7 @@ def peak_rss_bytes() -> int:
 
 @contextlib.contextmanager
 def _locked_entry(directory: Path) -> Iterator[None]:
-    """Make a cache entry where there is none, and hold its lock."""
+    """Hold the lock of a cache entry, which is made if it does not exist."""
     with contextlib.ExitStack() as lock:
         while True:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -152,7 +152,7 @@ def _locked_entry(directory: Path) -> Iterator[None]:
 
 
 def _drop_old_entries(root: Path) -> None:
-    """Drop what nobody has touched for a week; what is of the future, by a clock that was wrong, ages from now on."""
+    """Remove entries that were not used for a week; an entry dated in the future by a wrong clock ages from now on."""
     now = time.time()
     for entry in root.iterdir():
         with contextlib.suppress(OSError), locked(entry):

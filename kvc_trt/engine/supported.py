@@ -1,4 +1,4 @@
-"""Which policies each backend supports; checked before a build does any work and before an engine is loaded."""
+"""Check whether a backend supports a policy, before a build does any work and before an engine is loaded."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def new_directory(target: Path, *, replaceable: frozenset[str] | None = None) ->
 
 
 def clear_leftovers(target: Path) -> None:
-    """Remove what killed builds left beside `target`; a previous engine that one had set aside comes back."""
+    """Remove directories that killed builds left beside `target`; a previous engine that one set aside is restored."""
     for leftover in abandoned(target):
         if kind_of(leftover) == "old" and (leftover / target.name).is_dir() and not os.path.lexists(target):
             # Killed between the two renames: put the previous engine back.

@@ -18,7 +18,7 @@ _SHORT = 1 << 16
 
 
 def foreign_json(text: str) -> Any:
-    """Return what a text says.
+    """Parse a JSON text that comes from outside.
 
     ValueError or RecursionError for what is not JSON, NaN and Infinity included; InputError for more values than
     `MOST_VALUES`.

@@ -23,7 +23,7 @@ from kvc_trt.files.lost import MAPPINGS
 from kvc_trt.progress import Advance
 
 PIECE = 8 << 20
-"""Number of bytes hashed at a time."""
+"""The number of bytes hashed at a time."""
 CLOCK_TICK = 0.02
 """Seconds within which two writes can have the same time; kernels count in ticks of 10 ms at most."""
 
@@ -69,7 +69,7 @@ class HeldFile:
         return file
 
     def lend(self) -> LentFile:
-        """Return what a process needs, besides the descriptor itself, to use this file."""
+        """Return the data with which another process that inherits the descriptor can use this file."""
         return LentFile(self.path, self.descriptor, self.digest, self.hint, self._status)
 
     def __repr__(self) -> str:
@@ -90,11 +90,11 @@ class HeldFile:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """The size of the file in bytes."""
         return os.fstat(self.descriptor).st_size
 
     def open(self, advance: Advance | None = None) -> None:
-        """Open the file, unless it is held already, and check its content; `advance` is told the bytes just read."""
+        """Open the file, unless it is held already, and check its content; `advance` gets the number of bytes read."""
         if self._descriptor is not None:
             return
         with open_input(self.path, follow_links=False) as file:
@@ -110,7 +110,7 @@ class HeldFile:
             raise
 
     def close(self) -> None:
-        """Let the file go. Mappings stay; what is used later is opened, and checked, again."""
+        """Close the file. Mappings stay; a later use opens and checks the file again."""
         if self._closing is not None:
             self._closing()
         self._descriptor = self._closing = self._status = None

@@ -57,12 +57,12 @@ def read_input(path: str | Path, largest: int, *, follow_links: bool = True, hin
 
 
 def read_text_input(path: str | Path, largest: int, *, hint: str | None = None) -> str:
-    """Return the text of a UTF-8 file; InputError where `read_input` raises it, or for the first byte that is not."""
+    """Return the text of a UTF-8 file; the InputErrors of `read_input`, and one at the first byte that is not UTF-8."""
     return decoded_text(read_input(path, largest, hint=hint), path, hint=hint)
 
 
 def decoded_text(content: bytes, source: str | Path, *, hint: str | None = None) -> str:
-    """Return the text of the content of `source`; InputError for the first byte that is not UTF-8."""
+    """Return the text of the content of `source`; InputError at the first byte that is not valid UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -71,12 +71,12 @@ def decoded_text(content: bytes, source: str | Path, *, hint: str | None = None)
 
 
 def read_json_input(path: str | Path, largest: int, *, follow_links: bool = True, hint: str | None = None) -> Any:
-    """Return what a JSON file holds; InputError where `read_input` raises it, or for what is not JSON."""
+    """Return the value in a JSON file; the InputErrors of `read_input`, and one for a file that is not JSON."""
     return parsed_json(read_input(path, largest, follow_links=follow_links, hint=hint), path, hint=hint)
 
 
 def parsed_json(content: bytes | str, source: str | Path, *, hint: str | None = None) -> Any:
-    """Return what the content of the JSON file `source` says; InputError for what is not JSON."""
+    """Parse the content of the JSON file `source`; InputError if it is not JSON."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -84,7 +84,7 @@ def parsed_json(content: bytes | str, source: str | Path, *, hint: str | None = 
 
 
 def sha256_of_input(path: str | Path, *, follow_links: bool = True) -> str:
-    """Return the SHA-256 (hex) of a regular file, read in pieces; InputError where `open_input` raises it."""
+    """Return the SHA-256 (hex) of a regular file, which is read in pieces; the InputErrors of `open_input`."""
     digest = hashlib.sha256()
     with open_input(path, follow_links=follow_links) as file:
         while piece := file.read(_PIECE):

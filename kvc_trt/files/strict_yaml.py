@@ -36,7 +36,7 @@ class _Refused(Exception):
 
 
 def parsed_yaml(text: str, source: str) -> Any:
-    """Return the one value that a YAML or JSON text describes; InputError, which opens with `source`, if none."""
+    """Return the one value that a YAML or JSON text describes; InputError, beginning with `source`, for other texts."""
     try:
         return _as_json(text) if text.lstrip().startswith("{") else _as_yaml(text)
     except _Refused as refused:

@@ -136,7 +136,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 class _Cut:
-    """Where each node of one graph belongs."""
+    """The part to which each node of one graph belongs."""
 
     def __init__(self, model: ModelProto, keep: Collection[str]) -> None:
         check_flat(model)
@@ -166,7 +166,7 @@ class _Cut:
         """True if the node depends on no token's value: lengths, shapes and what weights give by themselves."""
         self._of_lengths: list[bool] = []
         self._stage: list[int] = []
-        """Number of layers whose attention it depends on."""
+        """The number of layers whose attention it depends on."""
         for node in self._nodes:
             before = [self._producer[name] for name in node.input if name in self._producer]
             reads_tokens = TOKENS in node.input and node.op_type != "Shape"

@@ -47,7 +47,7 @@ class StateTensor:
         return tuple(of_token(self.aliased_output, token, tokens) for token in range(tokens))
 
     def bytes_per_row(self) -> int:
-        """Size of one row of the batch in bytes."""
+        """The size of one row of the batch in bytes."""
         count = ITEM_SIZE[self.dtype]
         for size in self.shape:
             count *= size

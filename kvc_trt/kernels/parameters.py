@@ -41,7 +41,7 @@ class Member:
     """Its type in C."""
     comment: str
     source: str | Attribute | Stride | Tensor | None = None
-    """Where its value comes from, a size by its symbol; None for the struct's own size."""
+    """The source of the parameter's value, a size by its symbol; None for the struct's own size."""
 
 
 def kernel_of(operator: Operator) -> Kernel:

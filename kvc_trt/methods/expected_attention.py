@@ -80,6 +80,7 @@ class ByExpectedQueries(PromptRanking):
 
     sinks: int
 
+    @override
     def explain(self, inputs: Prompts, chosen: ChosenList, slack: float) -> str | None:
         """Judge the list by mean and covariance of the expected queries."""
         if chosen.missing.min() < self.sinks:
@@ -131,6 +132,7 @@ class ExpectedEntries(WeighedEntries):
     """[G,n,D]"""
     sinks: int
 
+    @override
     def scores(self, head: int) -> WeightScores:
         """Score the entries after the sinks by the attention of expected queries, times the lengths of their values.
 
@@ -207,6 +209,7 @@ class ExpectedAttention(ScoredEviction):
     def describe(self, rule: Constants) -> str:
         return f"{rule.sinks} first; queries expected {rule.future_positions} positions ahead"
 
+    @override
     def ranking(self, rule: Constants) -> ByExpectedQueries:
         """Return the ranking by the attention of expected queries."""
         return ByExpectedQueries(rule.sinks)

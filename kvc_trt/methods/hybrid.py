@@ -85,6 +85,7 @@ class ByPages(StepRanking):
     """Last tokens that are read in any case, and do not compete."""
     proves_equal_inputs = True
 
+    @override
     def explain(self, inputs: Step, chosen: ChosenList, slack: float) -> str | None:
         """Judge the list by every choice of channels and bounds that rounding may have made."""
         if (broken := self._breaks_page_order(inputs, chosen)) is not None:
@@ -98,6 +99,7 @@ class ByPages(StepRanking):
         )
         return chosen.instead("read", _first_unless_explained(problems))
 
+    @override
     def explain_on_equal_inputs(self, inputs: Step, chosen: ChosenList, *, truncates: bool) -> str | None:
         """Judge the list by every choice of channels and bounds that float32 may have made; exact copies tie."""
         if (broken := self._breaks_page_order(inputs, chosen)) is not None:
@@ -332,6 +334,7 @@ class BestOfPages(DecodeSelection):
         recent = f", the last {rule.recent} always" if rule.recent else ""
         return f"page size {rule.page_size}, {rule.top_r} channels{bounds}{recent}"
 
+    @override
     def ranking(self, rule: Constants) -> ByPages:
         """Return the ranking by pages and their channels."""
         return ByPages(rule.page_size, rule.top_r, rule.fp8_bounds, rule.recent)

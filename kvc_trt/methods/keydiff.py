@@ -40,6 +40,7 @@ _SHORTEST = 1e-12
 class ByDirection(PromptRanking):
     """Prompt tokens ranked by how far their keys point away from the mean direction of all keys."""
 
+    @override
     def explain(self, inputs: Prompts, chosen: ChosenList, slack: float) -> str | None:
         """Judge the list by the keys alone."""
         return chosen.instead("kept", self.scores(inputs.keys_of(chosen), slack).unexplained(chosen.taken))
@@ -75,6 +76,7 @@ class DistinctKeys(ScoredEviction):
     def describe(self, rule: Constants) -> str:
         return "those of the most distinct keys"
 
+    @override
     def ranking(self, rule: Constants) -> ByDirection:
         """Return the ranking by direction."""
         return ByDirection()

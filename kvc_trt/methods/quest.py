@@ -49,6 +49,7 @@ class ByPageBounds(StepRanking):
     page_size: int
     fp8_bounds: bool = False
 
+    @override
     def explain(self, inputs: Step, chosen: ChosenList, slack: float) -> str | None:
         """Judge which pages are read, each of them whole."""
         m, page_size = inputs.stored(chosen), self.page_size
@@ -109,6 +110,7 @@ class PagesPerQueryHead(DecodeSelection):
         bounds = ", bounds in fp8" if rule.fp8_bounds else ""
         return f"whole pages of {rule.page_size}, each query head its own{bounds}"
 
+    @override
     def ranking(self, rule: Constants) -> ByPageBounds:
         """Return the ranking of pages for each query head."""
         return ByPageBounds(rule.page_size, rule.fp8_bounds)

@@ -110,6 +110,7 @@ class AdmittedAnew(PromptEviction):
     def describe(self, rule: Constants) -> str:
         return f"{OBSERVED_ATTENTION.describe(rule)}, chosen anew by every turn from all {rule.max_sequence_len} kept"
 
+    @override
     def ranking(self, rule: Constants) -> ByWindow:
         """Return the ranking by the window's pooled attention."""
         return OBSERVED_ATTENTION.ranking(rule)

@@ -95,6 +95,7 @@ class ObservedPerQueryHead(PromptEviction):
     def describe(self, rule: Constants) -> str:
         return OBSERVED_ATTENTION.describe(rule)
 
+    @override
     def ranking(self, rule: Constants) -> ByWindow:
         """Return the ranking by the window's pooled attention."""
         return OBSERVED_ATTENTION.ranking(rule)

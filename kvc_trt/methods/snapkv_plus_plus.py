@@ -93,10 +93,12 @@ class ByWindow(PromptRanking):
     proves_equal_inputs = True
     ranks_turns_alike = True
 
+    @override
     def explain(self, inputs: Prompts, chosen: ChosenList, slack: float) -> str | None:
         """Judge the list within `slack` times the tolerance."""
         return self._judge(inputs, chosen, truncates=False, slack=slack)
 
+    @override
     def explain_on_equal_inputs(self, inputs: Prompts, chosen: ChosenList, *, truncates: bool) -> str | None:
         """Judge the list within the tolerance itself."""
         return self._judge(inputs, chosen, truncates=truncates)
@@ -239,6 +241,7 @@ class ObservedAttention(ScoredEviction):
         kind = ", averages" if rule.pool_kind == "avg" else ""
         return f"window {rule.window}, pool kernel {kernels}{kind}"
 
+    @override
     def ranking(self, rule: Constants) -> ByWindow:
         """Return the ranking by the window's pooled attention."""
         return ByWindow(rule.pool_kernel, rule.short_pool_kernel, rule.long_prompt, rule.pool_kind)

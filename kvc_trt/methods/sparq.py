@@ -53,6 +53,7 @@ class ByChannels(StepRanking):
 
     top_r: int
 
+    @override
     def explain(self, inputs: Step, chosen: ChosenList, slack: float) -> str | None:
         """Judge the list by every set of channels that rounding may have chosen."""
         newest = inputs.stored(chosen) - 1
@@ -61,6 +62,7 @@ class ByChannels(StepRanking):
         _, problem = self._explained(inputs, chosen, slack)
         return chosen.instead("read", problem)
 
+    @override
     def scored_by(self, step: Step, explained: Sequence[ChosenList], slack: float) -> Tensor:
         """Return the channels [B,G,r] that score the tokens: the reference's, or others where they explain a list."""
         import torch
@@ -168,10 +170,12 @@ class LargestChannels(DecodeSelection):
         mean = ", the mean value in place of the others" if rule.reallocate else ""
         return f"and the current one, scored by {rule.top_r} of each key's channels{mean}"
 
+    @override
     def ranking(self, rule: Constants) -> ByChannels:
         """Return the ranking by the keys' values on the query's largest channels."""
         return ByChannels(rule.top_r)
 
+    @override
     def output_of(
         self, attended: Tensor, query: Tensor, cache: LayerCache, selected: Tensor, rule: Constants,
         scored_by: Tensor | None,

@@ -26,7 +26,7 @@ LARGEST_HALF = np.float32(65504)
 LARGEST_E4M3 = np.float32(448)
 _BIAS = 127
 _LARGEST_OF_BYTE = np.minimum(np.ldexp(448.0, np.arange(255) - _BIAS), np.finfo(np.float32).max).astype(np.float32)
-"""Largest number of which each byte of an exponent makes at most 448."""
+"""The largest number of which each byte of an exponent makes at most 448."""
 _POWERS = np.append(np.ldexp(np.float32(1), np.arange(255) - _BIAS), np.nan).astype(np.float32)
 _INVERSES = np.ldexp(np.float32(1), _BIAS - np.arange(255)).astype(np.float32)
 _E4M3 = np.nan_to_num(np.arange(256, dtype=np.uint8).view(numpy_dtype("float8_e4m3fn")).astype(np.float32))

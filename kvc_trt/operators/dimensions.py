@@ -17,7 +17,7 @@ INT32_MAX = 2**31 - 1
 MAX_TOKENS = 2**20
 MAX_HEAD_SIZE = 256
 MAX_GROUP = 16
-"""Largest number of query heads that share a KV head."""
+"""The largest number of query heads that share a KV head."""
 
 
 class Refusal(ValueError):

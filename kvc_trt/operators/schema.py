@@ -65,7 +65,7 @@ class Attribute:
     """Width of its field in the C ABI. In ONNX it is an INT, in TensorRT an INT32."""
     odd: bool = False
     at_most: str | None = None
-    """Name of another attribute or size that it may not exceed."""
+    """The name of another attribute or size that it may not exceed."""
 
 
 _LAST_FORMAT = max(form.code for form in CACHE_FORMATS.values())
@@ -116,7 +116,7 @@ class Kernel:
 
     operation: str
     struct: str
-    """Name of the operation's parameter struct."""
+    """The name of the operation's parameter struct."""
     ignored: tuple[str, ...] = ()
     """Attributes that only the ONNX body reads."""
     later: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ class Layout:
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Numbers that cannot be attributes, by name ("pool_kernel"): ONNX wants a list, or the body depends on them."""
     cache_format: CacheFormat = CACHE_FORMATS[AUTO]
-    """How caches store keys and values."""
+    """The format in which caches store keys and values."""
     by_length: bool = False
     """True if rows of a compaction have numbers of their own."""
     softmax: SoftmaxForm = PLAIN

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 SINK_LOGITS = "sink_logits"
-"""Name of the input [H]."""
+"""The name of the input [H]."""
 CAPPED, WITH_SINKS = 1, 2
 """The bits of the attribute."""
 

@@ -137,7 +137,7 @@ def _drawn(series: Series, x: Axis, y: Axis) -> Iterator[str]:
 
 
 _SMALL = 11
-"""Size of the letters of points' names; a digit is about 0.6 of it wide."""
+"""The size of the letters of points' names; a digit is about 0.6 of it wide."""
 _RADIUS = 6
 """Room of a marker."""
 _DIRECTIONS = [(math.cos(angle), math.sin(angle)) for angle in (turn * math.pi / 6 for turn in range(-1, 11))]

@@ -27,11 +27,11 @@ class Accelerator:
     """Dense matrix throughput in fp8; None where the GPU has none, or it was not given. No floor uses it: engines with
     fp8 weights widen them and multiply in 16 bits."""
     source: str = "given"
-    """Where the figures are from."""
+    """The source of the figures."""
 
     @property
     def usable(self) -> int:
-        """Bytes for weights and caches."""
+        """The bytes of memory for weights and caches."""
         return round(USABLE_MEMORY * self.memory)
 
 

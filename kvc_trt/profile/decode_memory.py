@@ -23,7 +23,7 @@ class DecodePeak:
 
     bytes: int
     how: str
-    """How the figure was measured."""
+    """The method by which the figure was measured."""
 
 
 def decode_peak(side: ProfiledEngine, rows: int, context: int) -> DecodePeak:

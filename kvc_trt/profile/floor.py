@@ -33,7 +33,7 @@ class StepCost:
     """The share of the experts that a row reads."""
 
     def weights_read(self, tokens: int) -> float:
-        """Return the bytes of weights that a pass over so many tokens reads.
+        """Return the bytes of weights that a pass over `tokens` tokens reads.
 
         Tokens that each choose k of E experts at random are expected to choose E (1 - (1 - k/E)^tokens) distinct ones.
         """
@@ -66,7 +66,7 @@ def break_even_tokens(
 
 
 def largest_batch(usable: float, total_bytes: Callable[[int], float]) -> int:
-    """Return the most rows whose memory fits in `usable` bytes; `total_bytes` of so many rows never falls."""
+    """Return the most rows whose memory fits in `usable` bytes; `total_bytes` must not fall as rows are added."""
     rows = 1
     while total_bytes(rows) <= usable:
         rows *= 2

@@ -49,7 +49,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """Number of parameters of the checkpoint; a tied output matrix counts once."""
+        """The number of parameters of the checkpoint; a tied output matrix counts once."""
         tables = self.embedding + self.positions + (0 if self.tied else self.lm_head)
         return self.linear + self.experts + self.vectors + tables
 
@@ -98,7 +98,7 @@ class WeightBytes:
     expert_share: float = 0.0
 
     def step(self, row_bytes: float, row_flops: float = 0.0) -> StepCost:
-        """Return the cost of a decode step that also reads so many bytes of cache and computes so much for each row."""
+        """Return the cost of a step that reads the weights and, per row, `row_bytes` of cache and does `row_flops`."""
         return StepCost(self.per_step, row_bytes, row_flops, self.experts, self.expert_share)
 
 

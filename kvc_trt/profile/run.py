@@ -94,7 +94,7 @@ def _pick(row: dict[str, Any], names: tuple[str, ...], suffix: str | None = None
 
 
 def engine_record(engine: EngineDirectory) -> dict[str, Any]:
-    """Return what a result says of its engine."""
+    """Return the description of the engine in a result."""
     return {
         "directory": engine.path.name,
         "model": engine.build.model,
@@ -142,12 +142,12 @@ def _bandwidth(before: CopyBandwidth, after: CopyBandwidth) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """By what the bytes of a step are counted."""
+    """The model, weights and element size from which the bytes of a step are computed."""
 
     model: ModelConfig
     weights: WeightBytes
     cache_itemsize: int
-    """Bytes of a cached element."""
+    """The bytes of one cached element."""
 
     def of(self, side: Side, context: int) -> StepCost:
         """Return the cost of a step in the middle of the answer, with prompt and half of max_output_len cached."""

@@ -45,11 +45,11 @@ class MeasuredMemory:
     modelled: float
     measured: float
     how: str
-    """How the figure was measured."""
+    """The method by which the figure was measured."""
 
     @property
     def difference_percent(self) -> float:
-        """How far the measurement is above the model."""
+        """The difference of measurement and model, in percent of the model."""
         return 100 * (self.measured / self.modelled - 1) if self.modelled else 0.0
 
     def as_json(self) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from kvc_trt.version import __version__
 
 VERSION: Final = 1
 LARGEST_FILE = 1 << 30
-"""Bytes; a proof with lists of a long answer has some hundred million."""
+"""The largest file in bytes; a proof with lists of a long answer has some hundred million."""
 _MOST_CACHES, _MOST_TOKENS = 4096, 1 << 24
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,200}$")]
-"""Printed to terminals, so without anything that could control one."""
+"""A name of printable ASCII, because it is printed to terminals, which other characters could control."""
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=_MOST_TOKENS)]
 
 
@@ -50,7 +50,7 @@ class _Cache(OwnSchema):
 
 
 class PromptDocument(OwnSchema):
-    """A `PromptRecord` on its way between processes."""
+    """A `PromptRecord` in the form that is sent between processes."""
 
     kind: ProofKind
     prefill_precision: PrefillPrecision
@@ -91,13 +91,13 @@ def document_of(proof: Proof) -> dict[str, Any]:
 
 
 def prompt_document_of(record: PromptRecord) -> PromptDocument:
-    """Return what a prompt's row has recorded in a form that travels."""
+    """Return the record of a prompt in the form that is sent between processes."""
     caches = [_Cache(**_plain(one, record.kind)) for one in record.caches]
     return PromptDocument(kind=record.kind, prefill_precision=record.prefill_precision, caches=caches)
 
 
 def prompt_record_of(document: PromptDocument, source: str) -> PromptRecord:
-    """Return what another process has recorded of a prompt; InputError, naming `source`, for what is none."""
+    """Return the record of a prompt that another process has sent; InputError, naming `source`, if it is invalid."""
     caches = _records(document.caches, document.kind, source)
     for record in caches:
         if record.read:
@@ -113,7 +113,7 @@ def write_proof(path: Path, proof: Proof, *, replace: bool = False) -> None:
 def read_proof(path: Path) -> Proof:
     """Read a proof; InputError if the file is not a proof.
 
-    Whether its digests belong together is for `Proof.problems` to say, whether they are true for a replay.
+    `Proof.problems` checks that its digests are consistent, and a replay that they are true.
     """
     return proof_of(read_json_input(path, LARGEST_FILE), str(path))
 

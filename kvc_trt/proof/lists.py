@@ -22,10 +22,10 @@ Lists = NDArray[Any]
 """Integers [heads, width], -1 past the end of a list."""
 
 MOST_HEADS, MOST_ENTRIES = 4096, 1 << 26
-"""Of the lists of one cache at one step; no model has as many."""
+"""The most heads, and the most entries, in the lists of one cache at one step; no model has as many."""
 _BITS, _MORE = 7, 0x80
 _LONGEST_NUMBER = 5
-"""Bytes of a number below 2^35."""
+"""The most bytes of a number, which is below 2^35."""
 
 
 def encode(lists: Lists) -> bytes:
@@ -41,7 +41,7 @@ def encode(lists: Lists) -> bytes:
 
 
 def decode(data: bytes) -> Lists:
-    """Return the lists [heads, longest] that these bytes are of; InputError for bytes that `encode` does not write."""
+    """Return the lists [heads, longest] in these bytes; InputError for bytes that `encode` does not write."""
     rows = decode_rows(data)
     longest = max(map(len, rows), default=0)
     if len(rows) * longest > MOST_ENTRIES:
@@ -56,19 +56,19 @@ def decode(data: bytes) -> Lists:
 def decode_rows(data: bytes) -> list[NDArray[np.int64]]:
     """Return the list of each head, without the -1 past its end; InputError for bytes that `encode` does not write.
 
-    It takes memory by the bytes. A table of the same lists can be a thousand times larger, if one of them is long.
+    Its memory is proportional to the bytes. A table of the same lists can be a thousand times larger if one is long.
     """
     entries, bounds = _entries(data)
     return np.split(entries, bounds[1:-1])
 
 
 def check_lists(data: bytes) -> None:
-    """Raise InputError for bytes that `encode` does not write; its time grows with the bytes alone."""
+    """Raise InputError for bytes that `encode` does not write, in a time proportional to the bytes."""
     _entries(data)
 
 
 def _entries(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the entries of all heads, one after the other, and where each head's begin and the last one's end."""
+    """Return the entries of all heads, one after the other, and the bounds [heads + 1] of each head's entries."""
     numbers = _read(np.frombuffer(data, np.uint8))
     ends = _ends(numbers)
     coded = np.delete(numbers, np.concatenate([[0], ends[:-1]]))

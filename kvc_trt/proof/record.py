@@ -17,7 +17,7 @@ PrefillPrecision = Literal["f32", "bf16"]
 
 
 def proof_kind(asked: object, name: str) -> ProofKind | None:
-    """Return the kind of proof that a client asks for by the field `name`; None for nothing, InputError for another."""
+    """Return the kind of proof in a client's field `name`; None for no proof, InputError for any other value."""
     for kind in PROOF_KINDS:
         if asked == kind:
             return kind
@@ -34,41 +34,41 @@ class MadeBy:
     """
 
     engine: str
-    """Of the engine's manifest. It differs between backends and does not decide."""
+    """The digest of the engine's manifest. It differs between backends, and proofs can be checked regardless of it."""
     weights: str
-    """Of the weight file."""
+    """The digest of the weight file."""
     model: str
-    """Of the model's configuration."""
+    """The digest of the model's configuration."""
     policy: str
-    """Of the resolved policy parameters."""
+    """The digest of the resolved policy parameters."""
     model_name: str
     policy_name: str
     prefill_precision: PrefillPrecision
-    """Type in which the prompt was read: f32 or bf16."""
+    """The precision in which the prompt was read: f32 or bf16."""
 
 
 @dataclass(frozen=True)
 class CacheRecord:
-    """The digests of one cache's lists, and the lists themselves where they were asked for."""
+    """The digests of one cache's lists, and the lists themselves if they were asked for."""
 
     cache: int
     kept: bytes | None
-    """Of the prompt positions that stay, [heads, .]; None for a cache that writes no such list."""
+    """The digest of the kept prompt positions, [heads, .]; None for a cache that writes no such list."""
     read: tuple[bytes, ...]
-    """Of the slots that each step reads, [heads, .]; empty for a cache that is read whole."""
+    """The digests of the slots that each step reads, [heads, .]; empty for a cache that is read whole."""
     kept_lists: bytes | None = None
     read_lists: tuple[bytes, ...] | None = None
-    """As `lists.encode` writes them; None in a proof of digests."""
+    """The lists of the read slots, encoded by `lists.encode`; None in a proof of digests."""
 
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A row's record of its prompt, for a row elsewhere that answers from the same caches."""
+    """A row's record of its prompt, for a row in another process that answers from the same caches."""
 
     kind: ProofKind
     prefill_precision: PrefillPrecision
     caches: tuple[CacheRecord, ...]
-    """By number. Nothing has been read of any of them."""
+    """The records by the caches' numbers, without any lists of read slots."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Proof:
     kind: ProofKind
     prompt_token_ids: tuple[int, ...]
     continuation_token_ids: tuple[int, ...]
-    """Fed through decode after the prompt was compacted, and before the answer."""
+    """The tokens fed through decode after the prompt was compacted, and before the answer."""
     answer_token_ids: tuple[int, ...]
-    """The last one was not fed, so nothing was read for it."""
+    """The tokens of the answer; the last one was not fed, so nothing was read for it."""
     prompt_digest: str
     answer_digest: str
-    """Of continuation and answer."""
+    """The digest of continuation and answer."""
     caches: tuple[CacheRecord, ...]
-    """By number."""
+    """The records by the caches' numbers."""
     root: str
 
     @property
@@ -105,7 +105,7 @@ class Proof:
         return PromptRecord(self.kind, self.made_by.prefill_precision, tuple(caches))
 
     def problems(self) -> Iterator[str]:
-        """Yield what in the proof does not belong together, by name; a proof without any may still be untrue."""
+        """Yield the inconsistencies of the proof by the names of its parts; a proof without any may still be untrue."""
         if self.prompt_digest != prompt_digest(self.prompt_token_ids):
             yield "prompt_token_ids are not those of prompt_digest"
         if self.answer_digest != answer_digest(self.continuation_token_ids, self.answer_token_ids):
@@ -132,7 +132,7 @@ def prompt_digest(token_ids: Sequence[int]) -> str:
 
 
 def answer_digest(continuation: Sequence[int], answer: Sequence[int]) -> str:
-    """Return the digest of what came after a prompt: the tokens that were given, and those that were drawn."""
+    """Return the digest of the tokens after a prompt: those of the continuation, and those of the answer."""
     return hashlib.sha256(
         (_of_tokens("continuation", continuation) + _of_tokens("answer", answer)).encode()
     ).hexdigest()
@@ -170,10 +170,10 @@ def _of_tokens(what: str, token_ids: Iterable[int]) -> str:
 
 
 class Recorder:
-    """Takes note of the lists of one row as they are chosen.
+    """Records the lists of one row as they are chosen.
 
-    For `digest` it keeps 32 bytes per cache and step, whatever the lists are long. `prompt` is what another row has
-    recorded of the prompt, in the same kind, where this one goes on from its caches.
+    For `digest` it keeps 32 bytes per cache and step, however long the lists are. `prompt` is the record of the row
+    that read the prompt, of the same kind, if this row answers from its caches.
     """
 
     def __init__(self, made_by: MadeBy, kind: ProofKind, prompt: PromptRecord | None = None) -> None:

@@ -18,7 +18,7 @@ from kvc_trt.reference.selection import best_ascending, dot_products, gather_row
 from kvc_trt.reference.softmax import PLAIN, Softmax
 
 PoolKind = Literal["max", "avg"]
-"""How votes spread to neighbours."""
+"""The pooling of votes over neighbours: their maximum or their average."""
 
 
 class Compacted(NamedTuple):

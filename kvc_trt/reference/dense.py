@@ -41,7 +41,7 @@ def causal_attention(
 ) -> Tensor:  # fmt: skip
     """Exact attention of one row's last n tokens, each seeing itself and all before: [H,n,D], [G,T,D] -> [H,n,D].
 
-    With a `window`, each sees so many tokens, itself included. In a prompt, T = n. Computed in blocks of queries, so
+    With a `window`, each sees that many tokens, including itself. In a prompt, T = n. Computed in blocks of queries, so
     that memory grows with T, not n T; the result does not depend on the block.
     """
     heads, n, size = query.shape

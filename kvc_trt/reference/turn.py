@@ -78,7 +78,7 @@ def extend_attention(
     """Attend from new tokens to everything stored and causally to each other; -> [B,H,M,D], zeros for padding.
 
     queries [B,H,M,D], padded on the right; keys, values [B,G,T,D]: `lengths` [B] stored entries, then `new_lengths`
-    [B] new ones. Query i of row b sees the first lengths[b] + i + 1 entries, with a `window` the last so many of these.
+    [B] new ones. Query i of row b sees the first lengths[b] + i + 1 entries, or the last `window` of these.
     """
     checks.tensor("queries", queries, "[B,H,M,D]", None, None, None, None)
     batch, heads, block, size = queries.shape

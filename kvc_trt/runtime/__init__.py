@@ -31,5 +31,5 @@ __all__ = [
 
 
 def load_tokenizer(file: HeldFile | None) -> Tokenizer | None:
-    """Return the tokenizer of a tokenizer.json; None without a file."""
+    """Return the tokenizer in a tokenizer.json; None without a file."""
     return None if file is None else held_tokenizer(file)

@@ -1,7 +1,7 @@
-"""A compressed context: everything that a row has stored, apart from the executor that stored it.
+"""A compressed context: everything that a row has stored of a text, independent of the executor that stored it.
 
-A row that starts from a context goes on as the row that it was taken from: the same caches, the same logits of the last
-token, the same position. What belongs to a request (random numbers, stop rules, the answer so far) is not part of it.
+A row that starts from a context continues like the row that it was taken from: with the same caches, the same logits of
+the last token, and the same position. A request's own state (random numbers, stop rules, the answer) is not part of it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NO_TOKENS = hashlib.sha256(b"kvc-trt tokens").hexdigest()
 
 
 class OtherTurns(NamedTuple):
-    """An engine that takes turns where another one does not, or the other way round, and is the same otherwise.
+    """An engine that differs from a given one only in whether it takes turns, and the message for its contexts.
 
-    One that takes turns keeps the places of its slots in the text, and cannot take a turn without them.
+    An engine that takes turns stores the position of each slot in the text, and cannot take a turn without it.
     """
 
     state: str
-    """Digest of its list of state tensors."""
+    """The digest of its list of state tensors."""
     reason: str
-    """Why its contexts do not fit the other one; follows what names the context."""
+    """The reason why its contexts do not fit the given engine; follows the name of the context in the message."""
     hint: str
 
 
@@ -44,30 +44,30 @@ class Fingerprint:
     """
 
     engine: str
-    """Of the engine's manifest. It differs between backends and does not decide."""
+    """The digest of the engine's manifest. It differs between backends, and contexts fit regardless of it."""
     weights: str
-    """Of the weight file."""
+    """The digest of the weight file."""
     model: str
-    """Of the model's configuration."""
+    """The digest of the model's configuration."""
     parameters: str
-    """Of the resolved policy parameters."""
+    """The digest of the resolved policy parameters."""
     state: str
-    """Of the list of state tensors: names, types and shapes."""
+    """The digest of the list of state tensors: names, types and shapes."""
     model_name: str
     policy_name: str
     kv_cache: str = AUTO
-    """The format of keys and values; part of what `parameters` and `state` digest."""
+    """The format of keys and values, which the digests `parameters` and `state` include."""
 
     @property
     def compatibility(self) -> str:
-        """The digest of what decides whether a context fits an engine."""
+        """The digest that is equal for all engines which one context fits."""
         parts = (self.weights, self.model, self.parameters, self.state)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def check_same(self, needed: Fingerprint, what: str, other_turns: OtherTurns | None = None) -> None:
-        """Raise InputError, naming `what` and the first reason, unless a context of this fits engine `needed`.
+        """Raise InputError, naming `what` and the first reason, unless contexts of this engine fit engine `needed`.
 
-        `other_turns` tells the context of an engine that differs from `needed` in taking turns alone.
+        With `other_turns`, a context of that engine gets its message.
         """
         again = "it fits engines of equal weights, policy and settings; make it again with kvc-trt context save"
         if self.model != needed.model:
@@ -100,19 +100,19 @@ class Context:
 
     fingerprint: Fingerprint
     logical_length: int
-    """Tokens of the text; the next one is at this position."""
+    """The number of tokens of the text; the next token is at this position."""
     cache_lengths: tuple[int, ...]
-    """Per cache, the tokens that count as stored: more than its slots where a step evicts."""
+    """Per cache, the number of tokens that count as stored; more than its slots in a cache whose steps evict."""
     token_digest: str
-    """`extended_digest` of the text's tokens."""
+    """The `extended_digest` of the text's tokens."""
     logits: NDArray[np.float32]
-    """[vocab]: the model's answer to the last token."""
+    """[vocab]: the model's output after the last token."""
     tensors: Mapping[str, Array]
-    """State by name: `k.N` and `v.N` of cache N, [G,kept,D] in the cache's type, or codes and beside them what turns
-    them into values, and what cannot be rebuilt."""
+    """State by name: `k.N` and `v.N` of cache N, [G,kept,D] in the cache's type, or codes with the tensors that turn
+    them into values; and further state that cannot be rebuilt from these."""
 
     def __post_init__(self) -> None:
-        """Check the types; whether a context fits an engine is for its session to say."""
+        """Check the types; the session checks whether the context fits its engine."""
         Kind.INTEGER.plain(self.logical_length, "a context: logical_length")
         for length in tokens_in(self.cache_lengths, MOST_LISTED, "a context: cache_lengths"):
             Kind.INTEGER.plain(length, "a context: a cache length")
@@ -123,7 +123,7 @@ class Context:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors, logits included."""
+        """The size of the context's tensors in bytes, logits included."""
         return self.logits.nbytes + sum(tensor.nbytes for tensor in self.tensors.values())
 
 
@@ -136,30 +136,30 @@ class Packing(Protocol):
 
     @property
     def other_turns(self) -> OtherTurns | None:
-        """The engine that differs from this one in taking turns alone; None where nothing is kept for turns."""
+        """The engine that differs from this one only in whether it takes turns; None if turns need no extra state."""
 
     @property
     def keeps_every_token(self) -> bool:
-        """True if a later turn can read every token."""
+        """True if every token of the text stays stored, so that a later turn can read it."""
 
     @property
     def reads_everything(self) -> bool:
-        """True if a step reads every token that is kept."""
+        """True if a step reads every stored token."""
 
     def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int], logical_length: int) -> dict[str, Array]:
-        """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
+        """Return copies of a row's tensors, without empty slots and without tensors that `unpack` can rebuild."""
 
     def nbytes(self, cache_lengths: Sequence[int], logical_length: int) -> int:
-        """Return the bytes of a context with these lengths: what `pack` returns, and the logits."""
+        """Return the size in bytes of a context with these lengths: the tensors that `pack` returns, and the logits."""
 
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
-        """Yield every state tensor of a row, by name, in the shape of one row."""
+        """Yield every state tensor of a row with its name, in the shape of one row."""
 
 
 def extended_digest(digest: str, token_ids: Iterable[int]) -> str:
-    """Return the digest (hex) of a text with these tokens added, given the digest of what came before.
+    """Return the digest (hex) of a text after these tokens, given the digest of the text before them.
 
-    Each token is hashed with the digest before it: a text that goes on is known by the digest of its beginning.
+    Each token is hashed together with the previous digest, so a text's digest follows from that of its beginning.
     """
     running = bytes.fromhex(digest)
     for token in token_ids:

@@ -1,4 +1,4 @@
-"""The interface between a session and whatever runs the graphs."""
+"""The interface between a session and the executors that run the graphs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
 NOT_FINITE = -1
-"""Returned instead of a token when a row's logits hold a NaN or their largest is infinite."""
+"""Returned instead of a token if a row's logits hold a NaN or their maximum is infinite."""
 NONE_ALLOWED = -2
-"""Returned instead of a token when a row's rules allow none."""
+"""Returned instead of a token if a row's rules allow none."""
 
 SMALL_MODEL = 20_000_000
-"""A model with fewer parameters runs on one thread: more would only wait for each other."""
+"""A model with fewer parameters than this runs on one thread: several would mostly wait for each other."""
 
 
 class NoTurns(NamedTuple):
-    """Why an engine takes no turns of a conversation."""
+    """The reason why an engine takes no turns of a conversation, for messages."""
 
     reason: str
     hint: str | None = None
 
 
 class NoDrafts(NamedTuple):
-    """Why an engine checks no drafts."""
+    """The reason why an engine checks no drafts, for messages."""
 
     reason: str
     hint: str | None = None
@@ -47,43 +47,43 @@ class Limits:
 
     vocab_size: int
     max_input_len: int
-    """Longest prompt, tokens."""
+    """The longest prompt in tokens."""
     max_output_len: int
-    """New tokens for which every row has room."""
+    """The number of new tokens for which every row has room."""
     max_sequence_len: int
-    """Number of logical positions; the last token that can be fed is at max_sequence_len - 1."""
+    """The number of logical positions; the last token that can be fed is at max_sequence_len - 1."""
     capacities: tuple[int, ...]
-    """Slots of each cache, in the order of the rows of `cache_lengths`."""
+    """The number of slots of each cache, in the order of the rows of `cache_lengths`."""
     prompt_block: int
     """Padded prompt lengths are multiples of this."""
     evicting: tuple[bool, ...] | None = None
-    """Per cache, whether a step drops an entry when the slots are full. Such a cache takes any number of tokens, and
-    its row of `cache_lengths` counts them all. None means that no cache does."""
+    """Per cache, whether a step drops an entry if the slots are full. Such a cache takes any number of tokens, and its
+    row of `cache_lengths` counts them all. None: no cache drops entries."""
     keeping: tuple[bool, ...] | None = None
     """Per cache, whether a turn's tokens are appended and need free slots; the others compact after every turn."""
     keeps_whole: bool = False
-    """True if every token is kept beside the caches that `capacities` are of, for turns to choose from."""
+    """True if every token is also stored outside of the caches that `capacities` counts, for turns to choose from."""
     no_turns: NoTurns | None = None
-    """Why rows take no turns; None if they do."""
+    """The reason why rows take no turns; None if they do."""
     all_logits: bool = False
-    """True if a turn gives the logits after each of its tokens."""
+    """True if a turn returns the logits after each of its tokens."""
     draft_tokens: int = 0
-    """How many tokens of a draft one pass checks, besides the token that it feeds; 0 if drafts cannot be checked."""
+    """The number of draft tokens that one pass checks, beside the token that it feeds; 0 if it cannot check drafts."""
     no_drafts: NoDrafts | None = None
-    """Why drafts cannot be checked; None if they can."""
+    """The reason why drafts cannot be checked; None if they can."""
     model_positions: int | None = None
-    """The longest prompt that an engine of this model can be built for; None where that is not known."""
+    """The longest prompt for which an engine of this model can be built; None if it is not known."""
 
     def way_out(self, count: int, instead: str) -> str:
-        """Return what to do about `count` tokens, more than max_input_len: `instead`, or another engine if it helps."""
+        """Return a hint for a prompt of `count` tokens, too many: `instead`, or another engine if one can take it."""
         if self.model_positions is not None and count > self.model_positions:
             return f"{instead}: no engine of this model takes more than {self.model_positions}"
         return f"{instead}, or build the engine with --max-input-len {count}"
 
     def room(self, position: int, cache_lengths: Iterable[int]) -> int:
-        """Return how many tokens a row can still take, by the fullest cache and by the logical positions left.
+        """Return the number of tokens that a row can still take, by its fullest cache and the logical positions left.
 
-        The next token is at `position`; `cache_lengths` counts what each cache has stored.
+        The next token is at `position`; `cache_lengths` [caches] counts the stored tokens of each cache.
         """
         evicting = self.evicting or (False,) * len(self.capacities)
         caches = zip(self.capacities, cache_lengths, evicting, strict=True)
@@ -105,18 +105,18 @@ class Limits:
 
 @dataclass
 class Prefilled:
-    """The result of one prefill of B rows; freed once its rows are inserted."""
+    """The result of one prefill of B rows; to be freed once its rows are inserted."""
 
     logits: NDArray[np.float32]
     """[B, vocab]: the logits at each row's last prompt token."""
     cache_lengths: NDArray[np.int64]
-    """[caches, B]: tokens stored per cache and row."""
+    """[caches, B]: the number of tokens stored per cache and row."""
     state: Any
     """The rows' state tensors, in the executor's own form."""
 
 
 class Drawn(NamedTuple):
-    """A token that an executor has drawn itself; the logits stay where they are."""
+    """A token that an executor has drawn itself, without copying the logits to the host."""
 
     token: int
     """NOT_FINITE or NONE_ALLOWED if there is none."""
@@ -124,7 +124,7 @@ class Drawn(NamedTuple):
 
 
 NO_DRAW = Drawn(NOT_FINITE)
-"""Stands for a draw that no rule was given for."""
+"""The placeholder of a draw for which no rule was given."""
 Answer: TypeAlias = NDArray[np.float32] | Drawn
 """The model's output for one token: logits [vocab], or the token that was drawn from them."""
 
@@ -134,19 +134,19 @@ class CheckedDraft:
     """The result of a pass over the tokens of a draft."""
 
     logits: NDArray[np.float32]
-    """[tokens, rows, vocab]: after each token; valid until the next pass."""
+    """[tokens, rows, vocab]: the logits after each token; valid until the next pass."""
     undo: list[Any]
-    """Per row, what `take_back` needs besides the caches."""
+    """Per row, the data that `take_back` needs beside the caches."""
 
 
 @dataclass(frozen=True)
 class DrawnDraft:
-    """The result of a pass over the tokens of a draft whose executor draws tokens itself."""
+    """The result of a pass over the tokens of a draft by an executor that draws tokens itself."""
 
     answers: Sequence[Sequence[Answer]]
-    """[rows][tokens]: after each token; logits are valid until the next pass."""
+    """[rows][tokens]: the token drawn after each token, or the logits, which are valid until the next pass."""
     undo: list[Any]
-    """Per row, as in a `CheckedDraft`."""
+    """Per row, the data that `take_back` needs beside the caches."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class Extended:
     logits: NDArray[np.float32]
     """[B, vocab]: the logits at each row's last new token."""
     cache_lengths: NDArray[np.int64]
-    """[caches, B]: tokens stored per cache and row after the turn."""
+    """[caches, B]: the number of tokens stored per cache and row after the turn."""
     all_logits: NDArray[np.float32] | None = None
-    """[B, M, vocab]: the logits at every new token, where `Limits.all_logits`; rows past a turn's end do not count."""
+    """[B, M, vocab]: the logits at every new token if `Limits.all_logits`; those past a turn's end have no meaning."""
 
 
 class Executor(Protocol):
@@ -170,13 +170,13 @@ class Executor(Protocol):
 
     @property
     def runs(self) -> int:
-        """Number of decode steps run so far."""
+        """The number of decode steps run so far."""
 
     def load(self) -> object:
-        """Bring the engine into memory now, so that the first prompt does not wait for it."""
+        """Load the engine now, so that the first prompt does not wait for it."""
 
     def allocate(self, max_batch_size: int) -> None:
-        """Allocate the state buffers for this many rows, filled with each tensor's fill value."""
+        """Allocate the state buffers for `max_batch_size` rows, each filled with its tensor's fill value."""
 
     def state_bytes(self) -> int:
         """Return the size of the allocated state buffers in bytes."""
@@ -185,16 +185,16 @@ class Executor(Protocol):
         """Run the prompts `input_ids` [B, S] of `prompt_lengths` [B]; S is a multiple of `prompt_block`."""
 
     def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
-        """Copy all of one prefilled row into row `row` of every buffer; nothing of a former row is left."""
+        """Copy one prefilled row into row `row` of every buffer, replacing all that the row held before."""
 
     def move(self, source_row: int, row: int) -> None:
         """Copy row `source_row` of every buffer over row `row`."""
 
     def read_row(self, row: int) -> Mapping[str, NDArray[Any]]:
-        """Return one row of every state tensor, by name; valid until the next call."""
+        """Return one row of every state tensor by name; valid until the next call."""
 
     def write_row(self, row: int, tensors: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        """Write row `row` of every state tensor, given by name; nothing of a former row is left."""
+        """Write row `row` of every state tensor, given by name, replacing all that the row held before."""
 
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
@@ -207,9 +207,9 @@ class Executor(Protocol):
 
 
 class ExecutorBase:
-    """The shared part of all backends' executors: they set `_limits`, and count their steps in `_runs`.
+    """The shared part of all backends' executors: subclasses set `_limits`, and count their steps in `_runs`.
 
-    Turns and drafts run on what prompts and steps have loaded, unless an executor loads more.
+    By default, turns and drafts need nothing to be loaded beyond `load`.
     """
 
     _limits: Limits
@@ -222,15 +222,15 @@ class ExecutorBase:
 
     @property
     def runs(self) -> int:
-        """Number of decode steps run so far."""
+        """The number of decode steps run so far."""
         return self._runs
 
     def load_turns(self) -> object:
-        """Load what turns need besides."""
+        """Load the parts of the engine that only turns need; here there are none."""
         return None
 
     def load_drafts(self) -> None:
-        """Load what passes over drafts need besides."""
+        """Load the parts of the engine that only passes over drafts need; here there are none."""
 
 
 @runtime_checkable
@@ -249,34 +249,33 @@ class DrawingExecutor(Executor, Protocol):
 
     @property
     def draws(self) -> bool:
-        """False if it is not to be asked to draw: tokens are then drawn on the host."""
+        """False if callers must not use `decode_drawn`; tokens are then drawn on the host."""
 
     def decode_drawn(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
         rules: Iterable[DrawRules | None],
     ) -> list[Answer]:  # fmt: skip
-        """Like `decode`, but draw each row's next token by its rules; None asks for its logits, valid until the next
-        call.
+        """Like `decode`, but draw each row's next token by its rules; a row with None gets its logits.
 
-        The rules are looked at after the step has begun: what they take to make passes beside it. For rules that are
-        too large for its buffers, an executor returns logits too.
+        The rules are iterated after the step has begun, so that making them overlaps with it. A row whose rules are too
+        large for the executor's buffers gets its logits, too. Logits are valid until the next call.
         """
 
 
 @runtime_checkable
 class WarmingExecutor(Executor, Protocol):
-    """An executor that prepares something when it is needed first."""
+    """An executor that prepares parts of itself, such as kernels, on their first use."""
 
     def warm_up(self, progress: Progress, *, drafts: bool) -> None:
-        """Prepare it now, after `allocate`, for every number of rows; with `drafts`, also for passes over them."""
+        """Prepare them now, after `allocate`, for every number of rows; with `drafts`, also those for drafts."""
 
 
 @runtime_checkable
 class ClosingExecutor(Executor, Protocol):
-    """An executor with processes of its own, which end when it is closed and not only when it is collected."""
+    """An executor with processes of its own, which `close` ends without waiting for garbage collection."""
 
     def close(self) -> None:
-        """End them; the executor cannot be used again."""
+        """End the executor's processes; it cannot be used again."""
 
 
 @runtime_checkable
@@ -284,7 +283,7 @@ class TurnExecutor(Executor, Protocol):
     """An executor that reads many new tokens per row at once."""
 
     def load_turns(self) -> object:
-        """Load what turns need now, so that the first one does not wait for it."""
+        """Load the parts of the engine that turns need, so that the first turn does not wait for them."""
 
     def extend(
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
@@ -302,63 +301,63 @@ class DraftExecutor(Executor, Protocol):
     """An executor that runs several decode steps in one pass, for tokens that are known beforehand."""
 
     def load_drafts(self) -> None:
-        """Load what passes need, so that the first one does not wait for it."""
+        """Load the parts of the engine that draft passes need, so that the first pass does not wait for them."""
 
     def check_draft(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> CheckedDraft:
         """Run the steps of `tokens` [1 + draft_tokens, rows] of the first rows, the first at `positions` [rows].
 
-        `cache_lengths` [caches, rows] counts the tokens stored before. Each step reads what it would read by itself.
+        `cache_lengths` [caches, rows] counts the tokens stored before. Each step reads the same entries as in `decode`.
         """
 
     def take_back(self, row: int, undo: Any, cache_lengths: NDArray[np.int64], kept: int) -> None:
-        """Undo the steps of the latest pass of this row except the first `kept`; `undo` is the pass's for the row.
+        """Undo the steps of the latest pass of this row except the first `kept`; `undo` is the row's entry of the pass.
 
-        `cache_lengths` [caches] counts the tokens stored before the pass. The state is then as if only the kept ones
-        had been fed; entries past a row's end do not count.
+        `cache_lengths` [caches] counts the tokens stored before the pass. Afterwards the state is as if only the kept
+        tokens had been fed, except for entries past the row's end, which have no meaning.
         """
 
 
 @runtime_checkable
 class DrawingDraftExecutor(DraftExecutor, Protocol):
-    """An executor that draws tokens itself in passes over drafts too."""
+    """An executor that also draws tokens itself in passes over drafts."""
 
     @property
     def draws(self) -> bool:
-        """As `DrawingExecutor.draws`."""
+        """False if callers must not use `check_draft_drawn`; tokens are then drawn on the host."""
 
     def check_draft_drawn(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
         rules: Iterable[Sequence[DrawRules | None]],
     ) -> DrawnDraft:  # fmt: skip
-        """Like `check_draft`, but draw by rules, one for each of the first tokens of each row: [rows][tokens].
+        """Like `check_draft`, but draw a token after each of a row's first tokens that has a rule in `rules`.
 
-        After a token without a rule comes NO_DRAW.
+        `rules` are [rows][tokens]. The answer after a token without a rule is NO_DRAW.
         """
 
 
 @runtime_checkable
 class SlicingExecutor(Executor, Protocol):
-    """An executor whose prefill can wait between slices, so that steps of other rows run meanwhile."""
+    """An executor whose prefill can pause between slices, so that steps of other rows run meanwhile."""
 
     def prepare_slices(self) -> None:
-        """Load and measure what slices need, so that the first prompt does not wait for it."""
+        """Load and measure everything that slices need, so that the first prompt does not wait for it."""
 
     def prefill_in_slices(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
     ) -> Generator[float, None, Prefilled]:
-        """Run the prompt `input_ids` [1,S] of `prompt_lengths` [1], one slice per `next`; return what `prefill` gives.
+        """Run the prompt `input_ids` [1,S] of `prompt_lengths` [1], one slice per `next`; return the same as `prefill`.
 
-        Yields the share of the slices that have run, 0..1. A slice takes at most `limit` seconds if the executor can
-        cut so finely. Closing the generator ends the prefill.
+        Yields the share of the slices that have run, from 0 to 1. A slice takes at most `limit` seconds if the executor
+        can cut so finely. Closing the generator abandons the prefill.
         """
 
 
 def prefill_in_slices(
     executor: Executor, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
 ) -> Generator[float, None, Prefilled]:
-    """Like `SlicingExecutor.prefill_in_slices`, for any executor: one that cannot cut runs a single slice."""
+    """Like `SlicingExecutor.prefill_in_slices`, for any executor; one without slices runs the whole prefill at once."""
     if isinstance(executor, SlicingExecutor):
         return (yield from executor.prefill_in_slices(input_ids, prompt_lengths, limit))
     return executor.prefill(input_ids, prompt_lengths)

@@ -1,4 +1,4 @@
-"""The kinds of values that a request has: whatever comes is checked, and is of one plain Python type from then on."""
+"""The kinds of values in a request, and their conversion: each value is checked and gets one plain Python type."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.runtime.grammar.grammar import Grammar
 
 MOST_LISTED = 8192
-"""Characters of all the texts of a list together, or token ids in one. A row looks through them at every token, while
-all others wait for it."""
+"""The most characters in all texts of a list together, and the most token ids in a list. A row searches such lists at
+every token, while all other rows wait."""
 _MOST_TOKEN_ID = (1 << 32) - 1
 
 
 class Kind(Enum):
-    """The type of a value, as an error names it."""
+    """The type of a value; the member's value is its name in errors."""
 
     TEXT = "a text"
     TEXTS = "texts"
@@ -37,8 +37,8 @@ class Kind(Enum):
     def plain(self, value: object, what: str) -> Any:
         """Return the value as str, int, float, bool, a tuple of str or int, a `Grammar`, or a dict of int to float.
 
-        Python's and NumPy's numbers are taken where they are exact; true and false are no numbers, and a text alone is
-        a list of one. Raises InputError, which opens with `what`, for everything else.
+        Numbers of Python and NumPy are accepted if the conversion is exact; true and false do not count as numbers. A
+        single text counts as a list of one. Raises InputError, beginning with `what`, for everything else.
         """
         return _PLAIN[self](value, what)
 
@@ -46,7 +46,7 @@ class Kind(Enum):
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise _unexpected(value, what, Kind.TEXT.value)
-    text = str.__str__(value)  # of a subclass, nothing but its characters
+    text = str.__str__(value)  # a plain str even if the value is of a subclass
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -141,14 +141,14 @@ _PLAIN: Mapping[Kind, Callable[[object, str], Any]] = {
 
 
 def is_integer(value: object) -> bool:
-    """Return whether a value is Python's or NumPy's integer; true and false are none."""
+    """Return whether a value is an integer of Python or NumPy; true and false do not count as integers."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def listed(value: object) -> int | None:
-    """Return how many values a list, a tuple, another sequence or a NumPy vector has; None for anything else.
+    """Return the length of a list, a tuple, another sequence or a NumPy vector; None for anything else.
 
-    A text and bytes are no lists.
+    Strings and bytes do not count as lists.
     """
     if isinstance(value, np.ndarray):
         return len(value) if value.ndim == 1 else None
@@ -158,7 +158,10 @@ def listed(value: object) -> int | None:
 
 
 def tokens_in(value: object, most: int, what: str) -> list[Any]:
-    """Return what a list or an iterator of token ids holds, unchecked; InputError for more than `most`, or no list."""
+    """Return the unchecked items of a list or an iterator of token ids.
+
+    InputError, beginning with `what`, for more than `most` items or for anything that is not a list.
+    """
     count = listed(value)
     if count is None and not isinstance(value, Iterator):
         raise _unexpected(value, what, Kind.TOKENS.value)

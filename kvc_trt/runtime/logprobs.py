@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of an answer, under the model's own distribution."""
+"""Log-probabilities of an answer's tokens under the model's own distribution."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 LEAST = -9999.0
 """Stands for the logarithm of zero, which JSON cannot hold, as in OpenAI's API."""
 MOST = 20
-"""Most tokens of one step that a request can ask for: what OpenAI's API allows."""
+"""The most tokens of one step whose log-probabilities a request can ask for, as in OpenAI's API."""
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities at one step.
+    """Natural logarithms of the probabilities of tokens at one step.
 
-    They are the model's, before penalties, banned tokens and temperature, as vLLM gives them by default: how likely
-    the model itself took the token, however it was drawn.
+    They are those of the model, before penalties, bans and temperature, as vLLM returns them by default, regardless of
+    the rules by which the token was drawn.
     """
 
     logprob: float
-    """Of the token that was drawn."""
+    """The log-probability of the drawn token."""
     top: tuple[tuple[int, float], ...]
-    """(token id, its logarithm) of the most likely tokens, best first; the lowest id first among equals."""
+    """(token id, log-probability) of the most likely tokens, best first; the lowest id first among equals."""
 
 
 def token_logprobs(logits: NDArray[np.float32], token_id: int, count: int) -> TokenLogprobs:
-    """Return the log-probability of a token and of the `count` best ones, given finite or -inf `logits` [vocab]."""
+    """Return the log-probabilities of a token and of the `count` best ones, given finite or -inf `logits` [vocab]."""
     best = float(logits.max())
     total = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
     ids = best_ids(logits, count) if count else np.empty(0, np.int64)
@@ -37,7 +37,7 @@ def token_logprobs(logits: NDArray[np.float32], token_id: int, count: int) -> To
 
 
 def best_ids(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Return the ids of the `count` best logits, ascending; among equal logits the lowest ids."""
+    """Return the ids of the `count` largest logits, in ascending order; among equal logits the lowest ids."""
     if count >= len(logits):
         return np.arange(len(logits), dtype=np.int64)
     threshold = np.partition(logits, len(logits) - count)[len(logits) - count]

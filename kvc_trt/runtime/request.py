@@ -18,16 +18,17 @@ from kvc_trt.runtime.kinds import Kind, is_integer, listed, tokens_in
 from kvc_trt.runtime.logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "capacity", "interrupted"]
-"""An end token or a stop string, max_new_tokens, no room in a cache, or a caller who wanted no more."""
+"""stop: an end token or a stop string. length: `max_new_tokens`. capacity: no room in a cache. interrupted: the caller
+wanted no more tokens."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn; temperature 0 is greedy (lowest id among equal logits)."""
+    """The rules for drawing the next token; temperature 0 is greedy (lowest id among equal logits)."""
 
     temperature: float = 0.0
     top_k: int = 0
-    """Number of best tokens kept; 0 keeps all."""
+    """The number of best tokens to draw from; 0 draws from all."""
     top_p: float = 1.0
     """Applied after top_k: keep the smallest set of best tokens whose probability reaches top_p."""
     seed: int | None = None
@@ -64,7 +65,7 @@ class Request:
     keep_logits: bool = False
     """Bring the logits of every step to the host, so that `Session.take` can store the row at any time."""
     keep_context: bool = False
-    """Keep what the caches hold of the prompt, before anything is answered, as the `context` of its `Ticket`."""
+    """Store the caches after the prompt, before the first token of the answer, as the `context` of the `Ticket`."""
     continuation_token_ids: Sequence[int] = ()
     """Tokens fed through decode after compaction and before sampling: a question asked after eviction."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -72,15 +73,15 @@ class Request:
     """Tokens that end the row, in addition to the model's own end tokens."""
     stop_strings: Sequence[str] = ()
     min_tokens: int = 0
-    """Tokens that the answer has before an end token, a stop token or a stop string may end it."""
+    """The number of tokens that the answer has before an end token, a stop token or a stop string may end it."""
     bad_words: Sequence[str] = ()
-    """Texts whose last token is not drawn where it would complete them, tokenised as they would stand alone and as they
-    would after a space."""
+    """Texts that the answer must not complete: their last token is not drawn after the ones before it. Each text is
+    banned in two spellings, its tokens without and with a space before it."""
     banned_token_ids: Sequence[Sequence[int]] = ()
-    """The same for sequences of token ids."""
+    """Sequences of token ids that the answer must not complete: the last id is not drawn after the ones before it."""
     grammar: Grammar | None = None
-    """The text that the answer may be. It ends, with reason `stop`, as soon as nothing can follow, and end tokens and
-    stop tokens come only where the grammar may end. Each answer of the row begins it anew."""
+    """The texts that the answer may be. The answer ends, with reason `stop`, as soon as nothing can follow, and end
+    tokens and stop tokens are drawn only where the grammar may end. Each answer of the row begins the grammar anew."""
     logit_bias: Mapping[int, float] | None = None
     """Numbers from -100 to 100 by token id, added to the logits before anything else changes them."""
     logprobs: int | None = None
@@ -88,16 +89,16 @@ class Request:
     ignore_eos: bool = False
     """Do not stop at the model's own end tokens."""
     kv_proof: ProofKind | None = None
-    """Return what the caches kept and read for the answer, as digests, or also as lists (docs/proof.md). The whole
-    prompt is then read: no shared text is taken for its beginning, and no drafts are checked."""
+    """Return a proof of the tokens that the caches kept and read for the answer, as digests or also as lists
+    (docs/proof.md). The whole prompt is then read: no shared prefix is reused, and no drafts are checked."""
     kv_proof_prompt: PromptRecord | None = None
     """The record of the row that read the text of `context`. With it, and all of the text in `context_token_ids`, an
     answer from a context has a proof too."""
     stay: bool = False
-    """When its answer ends, the row stays in the session and waits for `Session.turn`, or for `remove`."""
+    """After its answer, the row stays in the session and waits for `Session.turn` or `remove`."""
 
     def __post_init__(self) -> None:
-        """Check the types of all fields, but not those of token ids: the session knows which ids the engine has."""
+        """Check the types of all fields, except for token ids, which the session checks against the engine."""
         _make_plain(self, of_sampling=False)
         for name in ("keep_logits", "keep_context", "stay"):
             object.__setattr__(self, name, Kind.SWITCH.plain(getattr(self, name), name))
@@ -111,7 +112,7 @@ class Request:
 
 
 def _make_plain(owner: Request | Sampling, *, of_sampling: bool) -> None:
-    """Give the fields that hold rules their plain values; InputError for one of another kind than its rule's."""
+    """Replace the values of the fields that hold rules by plain ones; InputError for a value of a wrong kind."""
     for rule in RULES.values():
         if rule.of_sampling is of_sampling:
             object.__setattr__(owner, rule.name, rule.plain(getattr(owner, rule.name)))
@@ -124,7 +125,7 @@ def _check_type(owner: Request, name: str, kind: type) -> None:
 
 
 def request_under(prompt_token_ids: Sequence[int], rules: Mapping[str, Any]) -> Request:
-    """Return the request for a prompt under rules that are given by their names in the table (`answer_rules.py`)."""
+    """Return the request for a prompt with rules by their names in the table (`answer_rules.py`)."""
     sampling = {name: value for name, value in rules.items() if RULES[name].of_sampling}
     others = {name: value for name, value in rules.items() if name not in sampling}
     return Request(prompt_token_ids, sampling=Sampling(**sampling), **others)
@@ -136,25 +137,25 @@ class Output:
 
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """Every sampled token, the stop token included."""
+    """All sampled tokens, including the stop token."""
     text: str | None
     """The decoded tokens without the stop token or stop string; None if the engine has no tokenizer."""
     finish_reason: FinishReason
     logical_length: int
-    """Tokens the model has seen. The last sampled token is not fed, so it does not count."""
+    """The number of tokens that the model has seen. The last sampled token is not fed, so it does not count."""
     physical_lengths: tuple[int, ...]
-    """Tokens stored in each cache."""
+    """The number of tokens stored in each cache."""
     reused_tokens: int = 0
-    """Tokens of the stored context that the row started from; they were not computed again."""
+    """The number of tokens in the stored context from which the row started; they were not computed again."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One for each of `token_ids`, if the request asks for them."""
+    """Log-probabilities for each of `token_ids`; None if the request does not ask for them."""
     kv_proof: Proof | None = None
-    """The proof of what the caches kept and read, if the request asks for it."""
+    """The proof of the tokens that the caches kept and read; None if the request does not ask for it."""
     moved_bytes: int | None = None
-    """Bytes of the prompt's caches that another process sent, where one has read the prompt."""
+    """The bytes of the prompt's caches sent by the process that read the prompt; None if this process read it."""
 
     def json(self) -> Any:
-        """Return what the text says as JSON; InputError for a text that is none, as where the answer was cut."""
+        """Return the answer's text parsed as JSON; InputError if it is not JSON, for example if it was cut short."""
         try:
             return json.loads(self.text or "")
         except (ValueError, RecursionError) as error:
@@ -174,15 +175,16 @@ class Event:
     text: str
     """New text that can no longer change or become part of a stop string; may be empty."""
     output: Output | None = None
-    """The row's output once it is done, and has left the session unless it stays for a turn; None until then."""
+    """The row's output in the last event of an answer; None in earlier ones. The row has then left the session, unless
+    it stays for a turn."""
     logprobs: TokenLogprobs | None = None
-    """The token's, if the request asks for them."""
+    """The token's log-probabilities; None if the request does not ask for them."""
 
 
 def check_token_ids(ids: object, limits: Limits, what: str) -> list[int]:
     """Return the ids as plain integers; InputError names the first that is not a token id of the model.
 
-    No list may have more tokens than the engine has positions, and an iterator is read no further.
+    A list with more tokens than the engine has positions is refused, and an iterator is read only that far.
     """
     checked: list[int] = []
     for position, value in enumerate(tokens_in(ids, limits.max_sequence_len, what)):

@@ -1,4 +1,4 @@
-"""How long a session's prefills and steps took."""
+"""The time that a session's prefills, steps and turns took."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Timings:
     decode_runs: int = 0
     decode_tokens: int = 0
     draft_runs: int = 0
-    """Of the decode runs, those that checked drafts."""
+    """The number of decode runs that checked drafts."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    """Of the drafted tokens, those that followed; they are among the decode tokens."""
+    """The number of drafted tokens that became part of the answer; `decode_tokens` includes them."""
     turn_seconds: float = 0.0
     turn_tokens: int = 0
 
@@ -33,7 +33,7 @@ class Timings:
         return self.decode_tokens / self.decode_seconds if self.decode_runs else None
 
     def of_slices(self, slices: Generator[float, None, Prefilled]) -> Generator[float, None, Prefilled]:
-        """Run a prefill slice by slice and count its time, without that between the slices."""
+        """Run a prefill slice by slice, and add its time without the pauses between the slices."""
         while True:
             start = time.perf_counter()
             try:

@@ -1,4 +1,4 @@
-"""Engines behind the servers that users already run: what any server needs over a scheduler, and no server's types."""
+"""Engines behind the servers that users already run. This package's root has what all of them share, and names none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to OpenAI's API from their body to the documents of their answers, without any HTTP."""
+"""Turn the body of a request to OpenAI's API into the documents of its answers, independent of HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvc_trt.serving.protocol.request import ApiRequest, parse
 
 
 class Asked:
-    """A request that an engine has taken: its choices, each with its answer."""
+    """A request that an engine has accepted: its choices, each with its answer."""
 
     def __init__(self, request: ApiRequest, model: ServedModel, engine: Served) -> None:
         self.request, self._engine = request, engine
@@ -30,9 +30,10 @@ class Asked:
 
     @classmethod
     def of(cls, content: bytes, endpoint: Endpoint, models: Models) -> Asked:
-        """Read a body and submit what it asks for: all of its answers, or none.
+        """Read a body and submit its request: either all of its answers are accepted, or none.
 
-        Raises ApiError and ServingError. It may take seconds, so no asyncio loop should wait for it.
+        Raises ApiError for an invalid request and ServingError for a refused one. It may take seconds: do not call it
+        on an asyncio loop.
         """
         request = parse(json_object(content), endpoint)
         model, engine = models.find(request.model)
@@ -55,22 +56,22 @@ class Asked:
         return asked
 
     def cancel(self) -> None:
-        """End the answers that are not over."""
+        """Cancel the answers that are not over."""
         for answer in self._answers:
             answer.cancel()
 
     async def begin(self) -> None:
-        """Wait until no engine refuses an answer any more; ServingError where one does."""
+        """Wait until the engine has accepted every answer for good; ServingError if it refuses one."""
         await self._engine.begin(self._answers)
 
     async def whole(self) -> dict[str, Any]:
-        """Return the response, once all answers are over; ServingError where one of them fails."""
+        """Wait for all answers and return the response; ServingError if one of them fails."""
         async for _ in self._parts():
             pass
         return self._documents.response(self._choices)
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Yield the chunks of a stream as they come, one or more at a time; ServingError as above."""
+        """Yield the chunks of a stream as they come, one or more at a time; ServingError if an answer fails."""
         with_usage = self.request.include_usage
         yield [self._chunk(part, with_usage) for choice in self._choices for part in choice.begin()]
         async with aclosing(self._parts()) as found:
@@ -83,7 +84,7 @@ class Asked:
         return self._documents.chunk([part], with_usage=with_usage)
 
     async def _parts(self) -> AsyncGenerator[list[Part], None]:
-        """Yield what comes of any of the answers, until all are over; ServingError where one of them fails."""
+        """Yield the parts of all answers as they come, until all are over; ServingError if one of them fails."""
         found: asyncio.Queue[list[Part] | Exception | None] = asyncio.Queue()
 
         async def follow(choice: Choice, answer: Answer) -> None:
@@ -115,7 +116,7 @@ class Asked:
 
 
 def _check_possible(request: ApiRequest, prompts: int, engine: Served) -> None:
-    """Raise ApiError for more answers than rows and queue ever have room for, and for a salt that would be ignored."""
+    """Raise ApiError for more answers than rows and queue can ever hold, and for a salt that would be ignored."""
     if request.is_salted and engine.shares_prompts:
         raise refused("cache_salt: this server shares the beginnings of prompts whoever sends them", "cache_salt")
     count, most = request.n * prompts, engine.most_answers

@@ -1,4 +1,4 @@
-"""An engine that a server asks: opened and checked, with a scheduler that answers all callers at once."""
+"""An engine for servers: opened and checked, with a scheduler that answers all callers at once."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class ServingSettings:
     """The load that a served engine accepts. None leaves a setting to `Engine.open` and `Engine.scheduler`."""
 
     rows: int | None = None
-    """Answers at once."""
+    """The number of answers that run at once."""
     queue_limit: int | None = None
-    """Requests that may wait; what comes after is refused."""
+    """The number of requests that may wait; further ones are refused."""
     memory_bytes: int | None = None
     """The most memory that rows and one prefill may take together."""
     prefill_slice_ms: float | None = None
-    """The longest time that a slice of a prefill lets running answers wait, where the backend can cut so finely."""
+    """The longest time for which one slice of a prefill delays running answers, if the backend can cut so finely."""
     threads: int | None = None
     backend: str | None = None
     prefix_bytes: int = 0
-    """Memory for what prompts have in common."""
+    """The memory for shared prefixes of prompts; 0 shares none."""
     kv_proofs: bool = False
     """True if requests may ask for a proof of what the caches kept and read (docs/proof.md)."""
     sealed: bool = False
@@ -45,7 +45,7 @@ class ServingSettings:
 
 
 class ServedEngine:
-    """Answers requests of any thread. Make one with `open`, and `close` it."""
+    """Answers requests from any thread. Make one with `open`, and `close` it."""
 
     def __init__(self, engine: Engine, settings: ServingSettings | None = None) -> None:
         settings = settings or ServingSettings()
@@ -62,7 +62,7 @@ class ServedEngine:
         self._cache_bytes = session.executor.state_bytes()
         self._row_bytes = self._cache_bytes // session.max_batch_size
         self.shares_prompts = settings.prefix_bytes > 0
-        """True if a prompt may begin with what the caches hold of another one."""
+        """True if a prompt may reuse the cached prefix of another request's prompt."""
         self._scheduler.start()
 
     @classmethod
@@ -71,8 +71,8 @@ class ServedEngine:
     ) -> ServedEngine:
         """Check the whole engine directory, load it and begin to answer.
 
-        `digest` is that of the engine which is expected (`EngineDirectory.digest`). Raises InputError for an engine
-        that is not intact, or another one, before anything of it runs; UnsupportedEnvironment where it cannot run.
+        `digest`, if given, is the expected engine's (`EngineDirectory.digest`). Raises InputError for a damaged or
+        different engine before anything of it runs; UnsupportedEnvironment if it cannot run here.
         """
         settings = settings or ServingSettings()
         engine = Engine.open(
@@ -94,14 +94,14 @@ class ServedEngine:
 
     @property
     def most_answers(self) -> int:
-        """Answers that may run and wait at once."""
+        """The largest number of answers that may run and wait at once."""
         return self._scheduler.most_requests
 
     def submit(self, request: ServedRequest, *, priority: int = 0, seconds: float | None = None) -> Answer:
-        """Take a request and return its answer, to be followed at once or later.
+        """Take a request and return its answer, whose pieces may be read at once or later.
 
-        `seconds` is the time within which the answer must be whole. Raises ServingError for a request that cannot be
-        right, for a full queue, and for no time at all.
+        `seconds` is the time within which the answer must be complete. Raises ServingError for an invalid request, for
+        a full queue, and if no time is left.
         """
         try:
             ids = self._token_ids(request)
@@ -114,7 +114,7 @@ class ServedEngine:
         return Answer(request, ticket, self.limits)
 
     def take(self, request: Request, *, priority: int = 0, seconds: float | None = None) -> Ticket:
-        """Take a request whose prompt has been read, and return its ticket; otherwise as `submit`."""
+        """Take a request whose prompt is token ids, and return its ticket; deadline and errors as for `submit`."""
         try:
             if seconds is not None:
                 seconds = Kind.NUMBER.plain(seconds, "seconds")
@@ -126,16 +126,16 @@ class ServedEngine:
             raise serving_error(error) from error
 
     def answer_once(self) -> None:
-        """Ask for one token after the shortest prompt, and wait for it; ServingError where none comes."""
+        """Answer a prompt of one token with one token, and wait for it; ServingError if that fails."""
         asyncio.run(self._one_token())
 
     async def begin(self, answers: Sequence[Ticket]) -> None:
-        """Return at once: what `take` has not refused is under way."""
+        """Return at once: requests that `take` accepted are already being answered."""
 
     async def answers(self) -> bool:
-        """Return whether a request of one token is answered, or was refused because others are.
+        """Return whether a one-token request succeeds or is refused only because the server is busy.
 
-        No thread waits for it: those of the loop take requests, and a queue may be long.
+        It awaits the answer and blocks no thread, because the queue may be long.
         """
         try:
             await self._one_token()
@@ -144,13 +144,13 @@ class ServedEngine:
         return True
 
     def metrics(self) -> dict[str, Any]:
-        """Return the scheduler's figures (docs/scheduler.md), and the bytes of its rows' caches, all and taken."""
+        """Return the scheduler's figures (docs/scheduler.md), and the bytes of its rows' caches in total and in use."""
         figures = self._scheduler.metrics()
         taken = figures["running"] + figures["staying"]
         return {**figures, "cache_bytes": self._cache_bytes, "cache_bytes_in_use": taken * self._row_bytes}
 
     def close(self, *, drain: bool = False) -> None:
-        """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""
+        """Refuse new requests and end; pending requests are cancelled, or with `drain` answered first."""
         self._scheduler.close(drain=drain)
         self.engine.close()
 

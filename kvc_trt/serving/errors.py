@@ -1,4 +1,4 @@
-"""Why a request got no answer, in few words that every server can translate, and without anything of this machine."""
+"""The reasons why requests get no answer, in words that every server can translate, without details of this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError
 
 Reason = Literal["invalid", "busy", "too late", "cancelled", "failed"]
-"""invalid: the request cannot be right. busy: there is no room for it now. too late: its deadline came before its
-answer. cancelled: its caller, or the end of the server, ended it. failed: the server could not answer it."""
+"""invalid: the request itself is wrong. busy: there is no room for it now. too late: its deadline passed before its
+answer was complete. cancelled: its caller or the end of the server ended it. failed: the server could not answer it."""
 
 LOG = logging.getLogger("kvc_trt.serving")
 
@@ -25,7 +25,7 @@ class ServingError(Exception):
 
 
 def serving_error(error: Exception) -> ServingError:
-    """Return the error as a caller may see it; what went wrong inside goes to the log, and stays on this machine."""
+    """Return the error that a caller may see; details of an internal failure go to this machine's log alone."""
     if isinstance(error, ServingError):
         return error
     if isinstance(error, Busy):
@@ -38,12 +38,12 @@ def serving_error(error: Exception) -> ServingError:
 
 
 def logged(error: Exception) -> str:
-    """Write a failure's traceback to the log, and return what its caller may know: an id that leads to it."""
+    """Write a failure's traceback to the log, and return a message for the caller with the id of the log entry."""
     identity = uuid.uuid4().hex[:12]
     LOG.error("request failed, id %s", identity, exc_info=error)
     return f"the server could not answer this request; its log says why, under the id {identity}"
 
 
 def invalid(error: InputError) -> ServingError:
-    """Return the error of a check that looks at the request alone, whose message the caller needs."""
+    """Return the error for a request that is wrong in itself; its message goes to the caller unchanged."""
     return ServingError("invalid", error.message)

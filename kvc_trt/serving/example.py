@@ -1,4 +1,4 @@
-"""A first question for a newcomer: a text or a question that the served model can answer."""
+"""A first request for a newcomer to try: a text or a question that the served model can answer."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 QUESTION = "What is the capital of France?"
-"""For a model that chats."""
+"""The question for a chat model."""
 RECORDS = "<record> lamp scarlet tiger lagos eight <query> lamp"
-"""For a model of the key-value task, which answers with the record's four values."""
+"""The prompt for a model of the key-value task, which answers with the record's four values."""
 BEGINNING = "The capital of France is"
-"""For any other model of words."""
+"""The prompt for any other model without a chat template."""
 
 
 def example_text(tokenizer: Tokenizer) -> str:
-    """Return a text that a model with this tokenizer can go on with."""
+    """Return a text that a model with this tokenizer can continue."""
     return RECORDS if is_vocabulary(tokenizer.get_vocab()) else BEGINNING
 
 
 def curl(address: str, name: str, tokenizer: Tokenizer | None, *, api_key: bool) -> str:
-    """Return the command that asks a model behind OpenAI's API what it can answer.
+    """Return a curl command that sends a first request to a model behind OpenAI's API.
 
-    `tokenizer` is that of a model that takes completions alone; None asks one that chats.
+    `tokenizer` is that of a model that takes completions alone; None for a chat model.
     """
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
     if tokenizer is not None:

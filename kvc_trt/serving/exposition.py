@@ -1,4 +1,4 @@
-"""A scheduler's figures as Prometheus text."""
+"""Write a scheduler's figures as Prometheus text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ NOW = frozenset(
     {"waiting", "joining", "running", "staying", "cache_bytes", "cache_bytes_in_use", "handoff_slots_free",
      "handoff_slots_held"}
 )  # fmt: skip
-"""Figures that fall as well as rise."""
+"""The figures that can fall as well as rise, which Prometheus calls gauges."""
 
 
 def exposition(figures: Mapping[str, Any], labels: Mapping[str, str], *, gauges: frozenset[str] = NOW) -> str:
     """Return plain values (`Scheduler.metrics`) as Prometheus text: counters, gauges, and histograms in seconds.
 
-    A mapping of names to counts becomes one counter with the label `kind`; every line has `labels`.
+    A mapping of names to counts becomes one counter with the label `kind`. Every line carries `labels`.
     """
     return "".join(f"{line}\n" for name, value in figures.items() for line in _lines(name, value, labels, gauges))
 
 
 def merged(texts: Iterable[str]) -> str:
-    """Return several expositions as one: each metric is described once, and its lines stand together."""
+    """Merge several Prometheus texts into one, in which each metric is described once and its lines are together."""
     described: dict[str, list[str]] = {}
     for text in texts:
         name = ""

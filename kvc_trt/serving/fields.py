@@ -1,6 +1,6 @@
-"""The names under which a request says what it wants, and the type of each.
+"""The table of a request's fields: name and type of each.
 
-They are those of TensorRT-LLM's and vLLM's Triton models. The fields of rules follow from the table of answer rules
+The names are those of TensorRT-LLM's and vLLM's Triton models. The fields of rules come from the table of answer rules
 (`runtime/answer_rules.py`), a server's inputs follow from this one, and `request.py` reads requests by it.
 """
 
@@ -16,14 +16,14 @@ from kvc_trt.runtime.kinds import Kind
 
 @dataclass(frozen=True)
 class Field:
-    """One name that a request may have."""
+    """One field of a request."""
 
     name: str
     kind: Kind
     of_sampling: bool = False
-    """True if `sampling_parameters` may say it too."""
+    """True if `sampling_parameters` may hold the field, too."""
     only: float | None = None
-    """The only value accepted. It changes nothing; clients send it anyway."""
+    """The only accepted value, which changes nothing but which clients send; None accepts any value."""
 
 
 def _of_rule(name: str, rule: Rule) -> Field:
@@ -55,7 +55,7 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         if theirs != ours
     }
 )
-"""vLLM's names of fields in `sampling_parameters`, where they differ."""
+"""vLLM's names of fields in `sampling_parameters` -> our names, where the two differ."""
 
 _ONLY_OF_SAMPLING = (
     Field("n", Kind.INTEGER, only=1),

@@ -1,4 +1,4 @@
-"""Models by the names under which requests ask for them, and what answers for each: an engine here or elsewhere."""
+"""Models by their names in requests, each with the engine that answers for it, in this process or another."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+
+from typing_extensions import override
 
 from kvc_trt.errors import describe
 from kvc_trt.runtime.request import Event, Request
@@ -16,16 +18,16 @@ from kvc_trt.serving.protocol.model import ServedModel
 
 
 class Answer(Protocol):
-    """The answer to one request: a scheduler's ticket, or what another process answers."""
+    """The answer to one request: a scheduler's ticket, or an answer of another process."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        """Yield its events as they come."""
+        """Yield the answer's events as they come."""
 
     def finish(self) -> None:
-        """Let it end soon, with what it has said."""
+        """End the answer soon and normally, with the tokens that it has."""
 
     def cancel(self) -> None:
-        """End it."""
+        """End the answer without a result."""
 
 
 class Served(Protocol):
@@ -33,36 +35,36 @@ class Served(Protocol):
 
     @property
     def most_answers(self) -> int | None:
-        """Answers that may run and wait at once; None where nobody here knows."""
+        """The largest number of answers that may run and wait at once; None if it is not known here."""
 
     @property
     def shares_prompts(self) -> bool:
-        """True if a prompt may begin with what the caches hold of another one."""
+        """True if a prompt may reuse the cached prefix of another request's prompt."""
 
     def take(self, request: Request, *, priority: int = 0) -> Answer:
-        """Take a request whose prompt has been read; one of higher priority joins first. ServingError if refused."""
+        """Take a request whose prompt is token ids; higher priorities join first. ServingError if it is refused."""
 
     async def begin(self, answers: Sequence[Any]) -> None:
-        """Wait until nothing refuses these answers any more; ServingError where something does."""
+        """Wait until the engine has accepted these answers for good; ServingError if it refuses one."""
 
     async def answers(self) -> bool:
-        """Return whether a request of one token is answered, or was refused because others are."""
+        """Return whether a one-token request succeeds or is refused only because the server is busy."""
 
 
 class Models(ABC):
-    """Models, and what answers for each of them."""
+    """A set of models, each with the engine that answers for it."""
 
     @property
     @abstractmethod
     def served(self) -> Mapping[str, tuple[ServedModel, Served]]:
-        """Each model with what answers for it, by the name under which requests ask for it."""
+        """Each model with its engine, by the model's name in requests."""
 
     @abstractmethod
     async def figures(self) -> str:
         """Return the figures of all engines as Prometheus text."""
 
     def find(self, name: str) -> tuple[ServedModel, Served]:
-        """Return the model of this name and what answers for it; ApiError, with status 404, where there is none."""
+        """Return the model of this name with its engine; ApiError with status 404 if there is none."""
         served = self.served
         if name not in served:
             known = ", ".join(sorted(served)) or "none"
@@ -72,18 +74,18 @@ class Models(ABC):
         return served[name]
 
     def named_in(self, body: Mapping[str, object]) -> ServedModel:
-        """Return the model that a body names; without a name, the only one. ApiError for any other."""
+        """Return the model that a body names; without a name, the only one. ApiError if there is no such model."""
         name, served = body.get("model"), self.served
         if name is None and len(served) == 1:
             return next(model for model, _ in served.values())
         return self.find(name if isinstance(name, str) else describe(name))[0]
 
     async def ready(self) -> list[str]:
-        """Return the names of the models for which something answers now."""
+        """Return the names of the models that have an engine now."""
         return list(self.served)
 
     async def health(self) -> dict[str, bool]:
-        """Return whether each model that is ready answers a request of one token, by its name."""
+        """Return for each model that is ready, by name, whether a one-token request succeeds or the engine is busy."""
         served, names = self.served, await self.ready()
         answers = await asyncio.gather(*(served[name][1].answers() for name in names))
         return dict(zip(names, answers, strict=True))
@@ -95,18 +97,19 @@ class Models(ABC):
 
 
 class OneModel(Models):
-    """One model, for whoever has no other."""
+    """A set of one model, whose figures are shown elsewhere."""
 
     def __init__(self, model: ServedModel, engine: Served) -> None:
         self._served = {model.name: (model, engine)}
 
     @property
+    @override
     def served(self) -> Mapping[str, tuple[ServedModel, Served]]:
-        """The model with what answers for it, by name."""
         return self._served
 
+    @override
     async def figures(self) -> str:
-        """Return nothing: its figures are shown elsewhere."""
+        """Return no text."""
         return ""
 
 
@@ -120,15 +123,15 @@ class OwnModels(Models):
         return (model for model, _ in self._served.values())
 
     @property
+    @override
     def served(self) -> Mapping[str, tuple[ServedModel, Served]]:
-        """Each model with its engine, by name."""
         return self._served
 
+    @override
     async def figures(self) -> str:
-        """Return the figures of all engines as Prometheus text."""
         return merged(exposition(engine.metrics(), {"model": name}) for name, (_, engine) in self._served.items())
 
     def close(self) -> None:
-        """End what the engines still answer."""
+        """Close all engines; requests that they still answer are cancelled."""
         for _, engine in self._served.values():
             engine.close()

@@ -1,8 +1,8 @@
-"""Directories that belong to a running process, which removes them; the next one removes what it could not.
+"""Directories that each belong to one running process; a later process removes those whose owner was killed.
 
-A process that is killed leaves its directories behind. Each of them says which process it belongs to: the boot of the
-machine, the namespace of process numbers, the number, and when the process began. Only where the first two are this
-process's own can it tell that the other one is gone, and only then is anything removed.
+Each directory has a file that identifies its owner: the boot of the machine, the namespace of process numbers, the
+number, and the start time of the process. Another process can tell that the owner is gone only if the first two equal
+its own, and removes nothing otherwise.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _PROC = Path("/proc")
 
 
 def owner() -> str:
-    """Return what tells this process from all others; empty where the system does not say it."""
+    """Return the text that identifies this process; empty if the system does not provide it."""
     return _described(os.getpid()) or ""
 
 
 def is_gone(described: str) -> bool:
-    """True if the process that `owner` describes has certainly ended."""
+    """Return whether the process with this text of `owner` has certainly ended."""
     fields, own = described.split(), owner().split()
     if len(fields) != len(own) or not own or fields[:2] != own[:2] or not fields[2].isdecimal():
         return False
@@ -37,7 +37,7 @@ def is_gone(described: str) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """True if a process has this number."""
+    """Return whether there is a process with this number."""
     return (_PROC / str(pid)).exists()
 
 
@@ -63,7 +63,7 @@ def remove_abandoned(parent: Path, prefix: str) -> list[int]:
 
 
 def _owner_of(path: Path) -> str | None:
-    """Return what a directory of this user says of its owner; None if it is none, or says nothing."""
+    """Return the text of `owner` in a directory; None if it is not a directory of this user, or has no such file."""
     with contextlib.suppress(InputError, OSError, UnicodeDecodeError):
         found = path.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
@@ -72,7 +72,7 @@ def _owner_of(path: Path) -> str | None:
 
 
 def _described(pid: int) -> str | None:
-    """Describe a running process; None if there is none of this number, or the system does not say."""
+    """Return the text that identifies a running process; None if it does not run, or the system does not say."""
     try:
         boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
         namespace = os.readlink(_PROC / "self" / "ns" / "pid")

@@ -1,4 +1,4 @@
-"""Child processes that are started again when they die, and that never outlive this one."""
+"""Child processes that are restarted when they die, and that never outlive this process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
 
 MOST_DEATHS, WITHIN_SECONDS = 3, 60.0
-"""So many in so short a time are no accident."""
+"""A child that dies this many times within this time is not restarted any more."""
 LAST_SECONDS = 40.0
 """The time that a process may take to end: Dynamo gives a worker 30 seconds to finish the answers it has begun."""
 CANCEL_AGAIN_SECONDS = 0.2
-"""Time after which what did not end when it was cancelled is cancelled once more."""
+"""The time after which a task that is still running is cancelled once more."""
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def ask_here(url: str, body: bytes | None = None, *, seconds: float) -> tuple[int, bytes]:
-    """Return status and content of what a server on this machine answers; OSError where it does not.
+    """Return the status and the body that a server on this machine answers; OSError if it does not answer.
 
-    No proxy is asked, whatever the environment says of them.
+    Proxy settings in the environment are ignored. `seconds` is the timeout.
     """
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, body, seconds) as answer:
@@ -41,7 +41,7 @@ def ask_here(url: str, body: bytes | None = None, *, seconds: float) -> tuple[in
 
 @contextlib.contextmanager
 def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
-    """Call `ask` when this process is asked to end, by Ctrl-C or SIGTERM, instead of ending it."""
+    """Call `ask` on Ctrl-C or SIGTERM, instead of ending this process."""
     loop = asyncio.get_running_loop()
     for number in _ASKING:
         loop.add_signal_handler(number, ask)
@@ -53,7 +53,7 @@ def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
 
 
 async def until_asked(asked: asyncio.Event, kept: Iterable[asyncio.Task[None]], meanwhile: Awaitable[None]) -> None:
-    """Wait until the event is set, and raise the first error of `kept`, or of `meanwhile`, which is then given up."""
+    """Wait until `asked` is set, or raise the first error of `kept` or `meanwhile`; then cancel `meanwhile`."""
     others: list[asyncio.Future[Any]] = [asyncio.ensure_future(meanwhile), asyncio.ensure_future(asked.wait())]
     pending: set[asyncio.Future[Any]] = {*kept, *others}
     try:
@@ -67,7 +67,7 @@ async def until_asked(asked: asyncio.Event, kept: Iterable[asyncio.Task[None]], 
 
 
 async def _give_up(future: asyncio.Future[Any]) -> None:
-    """Cancel it until it ends.
+    """Cancel a future again and again until it ends.
 
     Once is not enough before Python 3.12: `asyncio.wait_for` drops a cancellation that comes together with its result.
     """
@@ -78,7 +78,7 @@ async def _give_up(future: asyncio.Future[Any]) -> None:
 
 
 class Child:
-    """One child process. `say` reports each time it is started again."""
+    """One child process. `say` prints a message each time it is restarted."""
 
     def __init__(
         self,
@@ -90,20 +90,20 @@ class Child:
     ) -> None:
         self.name, self.log = name, log
         self.is_ready = False
-        """True once it has worked; until then its end is an error and not an accident."""
+        """True once the child has worked; a child that ends before that is not restarted."""
         self._command, self._environment, self._say = list(command), dict(environment), say
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
 
     @property
     def pid(self) -> int | None:
-        """Its process, while it runs."""
+        """The number of the child's process; None while it does not run."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def keep(self) -> None:
-        """Start it, and again whenever it dies; return once it was stopped.
+        """Start the child, and restart it whenever it dies; return once `stop` or `kill` has ended it.
 
-        Raises the error with which it ended where it never worked, or dies too often.
+        Raises the error with which it ended if it has never worked, or dies too often.
         """
         deaths: deque[float] = deque(maxlen=MOST_DEATHS)
         while not self._stopping:
@@ -114,10 +114,10 @@ class Child:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # Ctrl-C is for this process, which ends the others in their order
+                    start_new_session=True,  # Ctrl-C must reach this process alone, which ends its children in order
                     preexec_fn=_end_with_parent,
                 )
-            if self._stopping:  # asked while it began: nobody else knows of it yet
+            if self._stopping:  # stopped while the child was being started: `stop` did not see it
                 self.kill()
             code = await self._process.wait()
             if self._stopping:
@@ -129,7 +129,7 @@ class Child:
             self._say(f"{self.name} ended ({_how(code)}) and is started again")
 
     async def stop(self, seconds: float = LAST_SECONDS) -> None:
-        """Ask the process to end, and kill it after this many seconds."""
+        """Ask the process to end, and kill it if it still runs after this many seconds."""
         self._stopping = True
         if self._process is None:
             return
@@ -141,7 +141,7 @@ class Child:
             await self._process.wait()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process at once."""
         self._stopping = True
         self._signal(signal.SIGKILL)
 
@@ -153,7 +153,7 @@ class Child:
 
 
 def ended(name: str, code: int, log: Path) -> KvcError:
-    """Return the error of a process that has ended: its own, if it wrote one as `kvc-trt` does."""
+    """Return the error of a process that has ended: its own from the log, if it wrote one in `kvc-trt`'s form."""
     lines = log.read_text(errors="replace").splitlines()
     for number in range(len(lines) - 1, -1, -1):
         if lines[number].startswith("error: "):
@@ -170,6 +170,6 @@ def _how(code: int) -> str:
 
 
 def _end_with_parent() -> None:
-    """Let the kernel end this process when its parent is gone, however that went."""
+    """Let the kernel end this process when its parent ends for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A client's request, by the names that clients use, with every check that needs no engine."""
+"""Read a client's request by the table of its fields, with every check that needs no engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvc_trt.serving.fields import FIELDS, OTHER_NAMES, SAMPLING_FIELDS, Field
 from kvc_trt.serving.values import checked
 
 RETURNS = "return_"
-"""Prefix of the fields that ask for more than the text."""
+"""The prefix of fields that ask for further outputs beside the text."""
 _RULES = rules_of(Client.TRITON)
 
 
@@ -26,20 +26,20 @@ class ServedRequest:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     rules: Request = field(default_factory=lambda: Request(()))
-    """All of the request but its prompt."""
+    """The request without its prompt."""
     stream: bool = False
-    """True if the answer is wanted in pieces, as they come."""
+    """True if the answer is sent in pieces, as they come."""
     echo: bool = False
-    """True if the prompt's text goes before the answer's."""
+    """True if the answer's text begins with the prompt's."""
     returns: frozenset[str] = frozenset()
-    """Outputs to return besides the text, such as `finish_reason`."""
+    """The names of outputs to return beside the text, such as `finish_reason`."""
 
 
 def parse_request(given: Mapping[str, object]) -> ServedRequest:
-    """Return the request of these fields (`fields.py`); InputError, naming the field, for whatever is wrong with one.
+    """Return the request in these fields (`fields.py`); InputError, naming the field, if one is wrong.
 
-    A client's values may be JSON's or NumPy's, and its texts UTF-8. `sampling_parameters` is a JSON object in which
-    rules may be given instead, by vLLM's names; a rule that is given twice is refused.
+    Values may come from JSON or NumPy, texts also as UTF-8 bytes. `sampling_parameters` is a JSON object that may hold
+    rules instead, under vLLM's names or ours; a rule that is given twice is refused.
     """
     values = _fields(given, FIELDS)
     values |= _of_sampling_parameters(values)
@@ -63,7 +63,7 @@ def parse_request(given: Mapping[str, object]) -> ServedRequest:
 
 
 def _fields(given: Mapping[str, object], known: Mapping[str, Field], where: str = "") -> dict[str, Any]:
-    """Return the values of what was given, checked; null is what was not."""
+    """Return the checked values of the given fields; a null value counts as not given."""
     for name in given:
         if name not in known:
             raise InputError(f"{where}unknown parameter {describe(name)}{did_you_mean(str(name), known)}")
@@ -96,7 +96,7 @@ def _rules(values: Mapping[str, Any]) -> Request:
         if name in values and values[name] not in rule.also_default
     }
     RULES["max_new_tokens"].check(rules.get("max_new_tokens"), name="max_tokens")
-    # A switch asks for the drawn tokens' log-probabilities alone, and an empty text for no proof.
+    # Here `logprobs` is a switch: true asks for those of the drawn tokens alone. An empty text asks for no proof.
     rules["logprobs"] = 0 if rules.get("logprobs") else None
     rules["kv_proof"] = proof_kind(rules.get("kv_proof"), "return_kv_proof")
     return request_under((), rules)

@@ -1,4 +1,4 @@
-"""The answer to a served request: pieces as they come, or the whole."""
+"""The answer to a served request, in pieces as they come or whole."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kvc_trt.serving.request import ServedRequest
 
 @dataclass(frozen=True)
 class End:
-    """The end of an answer, and the tokens of its row, counted over all caches."""
+    """The end of an answer: its reason, and the numbers of tokens in its row's caches, summed over all caches."""
 
     finish_reason: FinishReason
     output_tokens: int
     kept_tokens: int
-    """Stored tokens."""
+    """The number of stored tokens."""
     logical_tokens: int
-    """Tokens that would be stored if every token that the model has seen were kept."""
+    """The number of tokens that would be stored if caches kept every token that the model has seen."""
     reused_tokens: int
-    """Tokens of a shared prefix, which were not computed again."""
+    """The number of tokens of a shared prefix, which were not computed again."""
     kv_proof: Proof | None = None
-    """The tokens that the caches kept and read, if the request asks for them."""
+    """The proof of the tokens that the caches kept and read, if the request asks for it."""
 
 
 @dataclass(frozen=True)
@@ -36,32 +36,32 @@ class Piece:
     text: str
     """The new text, in whole characters."""
     token_ids: tuple[int, ...]
-    """The tokens since the piece before. Their text may come with a later piece."""
+    """The ids of the tokens since the previous piece. Their text may come with a later piece."""
     logprobs: tuple[float, ...] | None = None
     """Natural logarithms of the tokens' probabilities, if the request asks for them."""
     end: End | None = None
-    """Of the last piece."""
+    """The end of the answer; None for all pieces but the last."""
 
 
 class Answer:
-    """The answer to one request; follow it once, with `pieces` or with `whole`."""
+    """The answer to one request; consume it once, with `pieces` or with `whole`."""
 
     def __init__(self, request: ServedRequest, ticket: Ticket, limits: Limits) -> None:
         self._request, self._ticket, self._limits = request, ticket, limits
 
     @property
     def input_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """The number of tokens in the prompt."""
         return self._ticket.prompt_tokens
 
     def cancel(self) -> None:
-        """End it, whatever it is at; its row is free after the slice or the step that runs now."""
+        """End the answer now; its row is free after the current step or slice of a prefill."""
         self._ticket.cancel()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield the answer as it comes, at least one piece; leaving the loop early ends it.
+        """Yield the answer as it comes, at least one piece; leaving the loop early cancels the answer.
 
-        Raises ServingError where the answer ends otherwise.
+        Raises ServingError if the answer cannot be completed.
         """
         text, events = self._request.text if self._request.echo and self._request.text else "", list[Event]()
         try:
@@ -77,7 +77,7 @@ class Answer:
             self._ticket.cancel()
 
     async def whole(self) -> Piece:
-        """Wait for the answer and return it in one piece; ServingError as above."""
+        """Wait for the answer and return it in one piece; ServingError if it cannot be completed."""
         pieces = [piece async for piece in self.pieces()]
         ids = tuple(token for piece in pieces for token in piece.token_ids)
         logprobs = tuple(one for piece in pieces for one in piece.logprobs or ())

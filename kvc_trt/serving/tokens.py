@@ -1,4 +1,4 @@
-"""The tokens of a prompt that came as text."""
+"""Tokenise a prompt that came as text, unless it is too long."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LONGEST_TOKEN = 1024
 
 
 class TooLong(InputError):
-    """A text that cannot have so few tokens as a prompt may have."""
+    """A text with so many characters that its tokens cannot fit a prompt."""
 
 
 def token_ids(tokenizer: Tokenizer, text: str, longest: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-    """Return the tokens of a prompt, the model's start tokens included unless the text has them (a chat template's).
+    """Return the token ids of a prompt.
 
-    Raises TooLong for a text that cannot have at most `longest` tokens; whether one that can does have so few is the
-    engine's to say.
+    With `add_special_tokens` they begin with the model's start tokens; a chat template writes these itself. Raises
+    TooLong if the text cannot possibly fit `longest` tokens; the engine checks the actual number.
     """
     if len(text) > longest * _LONGEST_TOKEN:
         raise TooLong(f"the prompt has {len(text)} characters, expected at most {longest} tokens")

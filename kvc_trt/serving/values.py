@@ -1,4 +1,4 @@
-"""The value of one field of a request: checked, and of one Python type, wherever it comes from."""
+"""Check the value of one request field, and convert it to one Python type whatever form the client sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checked(field: Field, value: object) -> Any:
 
 
 def _read(field: Field, value: object) -> object:
-    """Return what a client means by a value; what is no form of one stays, for the check to refuse."""
+    """Convert a client's value to its field's type; return it unchanged if that fails, for `checked` to refuse."""
     if field.kind is Kind.TEXT:
         return _decoded(field, value)
     if field.kind is Kind.TEXTS:

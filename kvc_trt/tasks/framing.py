@@ -59,17 +59,17 @@ class Framing:
     frame: tuple[str, str] | None = None
     """The template's words before and after a message; None for plain prompts."""
     between: str | None = ""
-    """Its words between an answer and the user's next message; None for one that rewrites what came before."""
+    """The template's words between an answer and the user's next message; None if it rewrites earlier messages."""
     template: Template | None = None
     """The template itself, which conversations go through; None for plain prompts."""
 
     @property
     def name(self) -> FramingName:
-        """Which of the two it is."""
+        """The framing's name: plain or chat."""
         return "plain" if self.frame is None else "chat"
 
     def encode(self, prompt: str) -> list[int]:
-        """Ids of which there are at least as many as the framed prompt has: what samples are sized with."""
+        """Return token ids, at least as many as the framed prompt has, by which samples are sized."""
         if self.frame is None:
             return list(self.tokenizer.encode(prompt).ids)
         before, after = self.frame

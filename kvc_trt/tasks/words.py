@@ -111,7 +111,7 @@ def spelled(number: int, letters: int, alphabet: str = ascii_lowercase) -> str:
 
 
 def available(kind: Kind, numbers: tuple[int, int] = SEVEN_DIGITS) -> int:
-    """How many strings of a kind there are; InputError if it is unknown."""
+    """Return the number of different strings of a kind; InputError for an unknown kind."""
     if kind not in KINDS:
         raise InputError(f"kind of key is {kind!r}, expected one of {', '.join(KINDS)}")
     first, last = numbers

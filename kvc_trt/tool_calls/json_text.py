@@ -104,9 +104,10 @@ class JsonText:
 
 
 def begun_object(text: str) -> dict[str, Any] | None:
-    """Return what can be read of an object that breaks off somewhere; None where the text begins none.
+    """Return the readable part of a JSON object that breaks off somewhere; None if the text does not begin an object.
 
-    A string counts as far as it goes. A number, which may have lost digits, counts only where something follows it.
+    A string that breaks off is kept up to its end. A number may have lost digits, so it is kept only if more text
+    follows it.
     """
     text = text.lstrip(SPACE)
     value, end, in_string = JsonText(), 0, False

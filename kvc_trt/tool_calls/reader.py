@@ -28,14 +28,14 @@ _LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class CallMarks:
-    """How a model shows that calls follow."""
+    """The marks by which a model announces tool calls, and the form of its calls."""
 
     around: tuple[tuple[str, str], ...] = ()
     """Texts before and after calls; the latter may be empty."""
     bare: bool = False
     """True if an answer may also begin with a call, or a list of calls, and nothing before it."""
     writing: Literal["json", "named", "xml"] = "json"
-    """How a call after a mark is written where it is no JSON object: `named_call.py`, `xml_call.py`."""
+    """The form of a call after a mark: a JSON object, or that of `named_call.py` or `xml_call.py`."""
     inside: tuple[str, ...] = ()
     """Marks within a call."""
 

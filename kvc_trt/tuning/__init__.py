@@ -1,1 +1,1 @@
-"""Which policy, on one's own questions, in one's own memory: candidates, how they are narrowed down, and the choice."""
+"""Choose a policy for a user's own questions and memory: candidates, rounds that narrow them down, and the choice."""

@@ -14,14 +14,14 @@ from kvc_trt.accuracy.faithfulness import bootstrap_interval
 
 Name = TypeVar("Name")
 FEWEST = 6
-"""Prompts below which no two candidates are told apart: a bootstrap of fewer is narrower than what it stands for."""
+"""The fewest prompts on which candidates are called different: a bootstrap of fewer gives too narrow an interval."""
 
 
 @dataclass(frozen=True)
 class Qualities(Generic[Name]):
-    """How good each candidate's answers are: one number per prompt, the same prompts for all; more is better.
+    """The quality of each candidate's answers: one number per prompt, the same prompts for all; more is better.
 
-    A share of right answers, an overlap, or a divergence below zero.
+    The number is a share of right answers, an overlap, or a divergence with a minus sign.
     """
 
     by_name: Mapping[Name, Sequence[float]]

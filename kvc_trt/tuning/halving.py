@@ -31,7 +31,7 @@ class Round:
 
 
 def rounds(prompts: int) -> Iterator[int]:
-    """How many prompts are known after each round; the last has all."""
+    """Yield the number of prompts that are answered after each round; after the last round it is `prompts`."""
     some = min(FIRST_PROMPTS, prompts)
     while some < prompts:
         yield some

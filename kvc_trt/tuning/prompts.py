@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from typing_extensions import override
+
 from kvc_trt.accuracy.draw import FileDraw
 from kvc_trt.accuracy.grid import QuestionGroup
 from kvc_trt.accuracy.questions import Vocabulary
@@ -94,12 +96,12 @@ class OrderedPrompts:
         return self.file.task(name)
 
     def count_of(self, name: str) -> int:
-        """How many of a set's questions are asked by now."""
+        """Return the number of a set's questions that have been asked so far."""
         return self.names[: self.asked].count(name)
 
     @property
     def room(self) -> int:
-        """Tokens of the longest answer to any of them."""
+        """The longest answer to any question in tokens."""
         return max(self.file.answer_room(name) for name in self.sets)
 
     def answer_room(self, name: str) -> int:
@@ -125,6 +127,7 @@ class OrderedPrompts:
 class _OneRoom(FileDraw):
     room: int = 0
 
+    @override
     def answer_room(self, name: str) -> int:
-        """The same for all sets."""
+        """Return the longest answer in tokens, which is the same for all sets."""
         return self.room

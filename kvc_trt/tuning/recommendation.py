@@ -1,9 +1,9 @@
-"""The choice: the Pareto front of quality over bytes, what cannot be told apart from the best, and one of these.
+"""Choose a candidate: the Pareto front of quality over bytes, the candidates about as good as the best, and the choice.
 
-Chosen is the smallest candidate of the front whose mean is within one standard error of the best one's, prompt by
+The choice is the smallest candidate of the front whose mean is within one standard error of the best one's, prompt by
 prompt: the one-standard-error rule of Breiman, Friedman, Olshen and Stone (Classification and Regression Trees, 1984,
-section 3.4).
-Of all that cannot be told apart, the smallest would be the worst that few prompts let pass.
+section 3.4). The smallest of all candidates that do not differ significantly from the best would be a bad choice: with
+few prompts, even much worse candidates do not differ significantly.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from kvc_trt.tuning.candidates import Candidate
 from kvc_trt.tuning.differences import FEWEST, Qualities
 
 DRAWS = 2_000
-"""Resamples of the prompts that the confidence is counted over."""
+"""The number of resamples of the prompts from which the confidence is computed."""
 Cost = Callable[[Candidate], float]
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """One candidate, and how far it can be trusted."""
+    """The chosen candidate, and the evidence for the choice."""
 
     chosen: Candidate
-    """The fewest bytes of all on the front within one standard error of the best."""
+    """The candidate with the fewest bytes among those of the front within one standard error of the best."""
     best: Candidate
-    """The best mean, of equal ones that of the fewest bytes."""
+    """The candidate with the best mean; among equal ones, that with the fewest bytes."""
     alike: tuple[Candidate, ...]
-    """All that cannot be told apart from the best, itself included, the smallest first."""
+    """The candidates that do not differ significantly from the best, itself included, the smallest first."""
     behind: tuple[float, float, float]
-    """How much better the best is than the chosen one, and the 95 % interval."""
+    """The difference of the best and the chosen candidate's means, and the ends of its 95 % interval."""
     confidence: float
-    """The share of resamples in which the best candidate of at most its bytes is no better than it."""
+    """The share of resamples in which no candidate of at most the chosen one's bytes is better than it."""
     lost: tuple[float, float, float] | None
-    """The chosen one's loss against the whole cache, and its 95 % interval; None where that was not asked."""
+    """The chosen one's loss against the whole cache, and the ends of its 95 % interval; None if that was not asked."""
     good_enough: bool
-    """True if it cannot be told apart from the whole cache, or loses no more than is allowed."""
+    """True if the chosen one does not differ significantly from the whole cache, or loses no more than is allowed."""
 
 
 @dataclass(frozen=True)
 class HalfChoice:
-    """The choice on one half of the prompts, and how well it does on the other."""
+    """The choice on one half of the prompts, compared with the best on the other half."""
 
     chosen: Candidate
     best_of_other: Candidate
-    """The best mean on the other half."""
+    """The candidate with the best mean on the other half."""
     behind: tuple[float, float, float]
-    """How much better that one is there, and the 95 % interval."""
+    """The difference of the two candidates' means on the other half, and the ends of its 95 % interval."""
 
     @property
     def holds(self) -> bool:
-        """True if the choice cannot be told apart from the best on the prompts that it was not chosen on."""
+        """True if the choice does not differ significantly from the best on the other half."""
         return self.behind[1] <= 0
 
 
@@ -107,7 +107,7 @@ def _carried(own: Qualities[Candidate], other: Qualities[Candidate]) -> HalfChoi
 
 
 def _behind(qualities: Qualities[Candidate], one: Candidate, best: Candidate) -> tuple[float, float, float]:
-    """How much better the best is, and the 95 % interval."""
+    """Return the difference of the best and one candidate's means, and the ends of its 95 % interval."""
     if one == best:
         return 0.0, 0.0, 0.0
     return qualities.mean(best) - qualities.mean(one), *qualities.behind(one, best)

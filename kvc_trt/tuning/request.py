@@ -33,7 +33,7 @@ class TuneRequest:
     gpu: str | None = None
     """Take step times from the floor of this GPU; None measures them here."""
     minutes: float | None = None
-    """Begin no further answer after so many; None asks every prompt."""
+    """The number of minutes after which no further answer is begun; None asks every prompt."""
     policies: Sequence[str] | None = None
     """With settings after colons; None takes the default ones with their alternatives."""
     formats: Sequence[str] | None = None
@@ -43,7 +43,7 @@ class TuneRequest:
     framing: str | None = None
     """plain, or chat: through the model's chat template; None: chat where it has one."""
     truncate: Truncate | None = None
-    """How a prompt that is longer than the model takes is cut; None refuses it."""
+    """The way in which a prompt that is too long for the model is cut; None refuses it."""
     samples: int | None = None
     """Prompts to choose by, drawn from the file; None takes all."""
     max_new_tokens: int | None = None
@@ -51,7 +51,7 @@ class TuneRequest:
     maximum_loss: float = 0.0
     """Share of right answers that a choice may lose against the whole cache beyond what chance explains."""
     maximum_divergence: float = DIVERGENCE
-    """Where no answers are known: nats per token that a choice may diverge from the whole cache."""
+    """The largest divergence of a choice from the whole cache in nats per token, if no answers are known."""
     seed: int = 0
     """Of the order in which prompts are asked."""
 

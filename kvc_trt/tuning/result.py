@@ -45,8 +45,8 @@ class Line:
     equal: float | None
     step_seconds: float | None
     place: str
-    """chosen, alike (not told apart from the best), behind (asked everything, and worse), dropped, unfinished or left
-    out."""
+    """chosen, alike (not significantly different from the best), behind (asked everything, and worse), dropped,
+    unfinished or left out."""
     why: str
     """In words, with the candidate for which it was dropped."""
     on_front: bool
@@ -116,7 +116,7 @@ class Tuned:
 
     @property
     def good_enough(self) -> bool:
-        """True if there is a choice that loses too little to be told, or as little as is allowed."""
+        """True if there is a choice without a significant loss, or with a loss that is allowed."""
         return self.recommendation is not None and self.recommendation.good_enough and self.whole_answers
 
     @cached_property

@@ -72,7 +72,7 @@ class Standing:
         return sum(shares) / len(shares) if shares else None
 
     def reason(self, candidate: Candidate) -> str:
-        """Why it could not be asked; empty if it could."""
+        """Return the reason why a candidate could not be asked; empty if it could."""
         found = (self.cells.get(key_of(group, candidate.variant)) for group in self.groups)
         return next((cell.reason for cell in found if cell is not None and cell.reason), "")
 
@@ -155,7 +155,7 @@ def ask(
 
 
 class _Pace:
-    """How long an answer takes, with its share of reading the prompt."""
+    """The average time of an answer, with its share of reading the prompt."""
 
     def __init__(self) -> None:
         self.answers, self.seconds = 0, 0.0

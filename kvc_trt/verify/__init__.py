@@ -1,1 +1,1 @@
-"""Is an engine right? From single operators up to whole tasks."""
+"""Verify that an engine is right, from single operators up to whole tasks."""

@@ -1,4 +1,4 @@
-"""The results of a rung of verification: measured figures, and whether they hold."""
+"""The results of a rung of verification: measured figures, and whether each is within its bar."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Status = Literal["passed", "failed", "not applicable", "left out"]
 
 @dataclass(frozen=True)
 class Check:
-    """One measured figure. `passed` is None where a figure is reported without a bar."""
+    """One measured figure. `passed` is None for a figure without a bar."""
 
     name: str
     sample: str
-    """The objects of the measurement, with their count: "24 lists", "3 rows x 32 steps"."""
+    """The objects that were measured, with their number: "24 lists", "3 rows x 32 steps"."""
     measured: float | str
     bar: str = ""
     passed: bool | None = None
     detail: str = ""
-    """A few words that the figure needs beside it."""
+    """A few words of explanation, shown beside the figure."""
     note: str = ""
-    """The exact run; only the stored report shows it."""
+    """A description of the exact run; only the stored report shows it."""
 
     def to_json(self) -> dict[str, Any]:
-        """The check as plain values; a measured NaN or infinity becomes text."""
+        """Return the check as plain values; a measured NaN or infinity becomes text."""
         return {
             "name": self.name,
             "sample": self.sample,
@@ -38,13 +38,13 @@ class Check:
 
 
 def at_most(name: str, sample: str, measured: float, bar: float, detail: str = "", note: str = "") -> Check:
-    """A check that holds if `measured` <= `bar`; NaN fails."""
+    """Return a check that passes if `measured` <= `bar`; NaN fails."""
     return Check(name, sample, float(measured), f"<= {bar:g}", bool(measured <= bar), detail, note)
 
 
 @dataclass
 class Rung:
-    """One step of the ladder, or one control. `reason` says why it is not applicable or was left out."""
+    """One step of the ladder, or one control. Without checks, `reason` says why."""
 
     name: str
     checks: list[Check] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Rung:
         return "failed" if any(check.passed is False for check in self.checks) else "passed"
 
     def to_json(self) -> dict[str, Any]:
-        """The rung as plain dictionaries and lists."""
+        """Return the rung as plain dictionaries and lists."""
         return {
             "name": self.name,
             "status": self.status,
@@ -77,12 +77,12 @@ class Rung:
 
 
 def json_number(value: float | str | None) -> float | str | None:
-    """JSON knows neither NaN nor infinity: those become text."""
+    """Return a value for JSON, in which NaN and infinities become text."""
     return value if value is None or isinstance(value, str) or math.isfinite(value) else str(value)
 
 
 def format_measured(value: float | str | None) -> str:
-    """A figure for people: counts as integers, small errors with an exponent."""
+    """Return a figure as text for people: counts as integers, small errors with an exponent."""
     if value is None:
         return "-"
     if isinstance(value, str):

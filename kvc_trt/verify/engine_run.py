@@ -1,8 +1,8 @@
-"""One batch through an executor: prefill, then one token per row and step; and the same run observed.
+"""Run one batch through an executor, prefill and then one token per row and step, unobserved or observed.
 
-Observed, each compression operator shows what it was given and what it chose, layer by layer. It is compared with the
-reference on the inputs that it really got, so that rounding of earlier layers cannot pass for an error of selection,
-nor hide one.
+In an observed run, each compression operator exposes its inputs and its choice, layer by layer. The choice is compared
+with the reference's on the operator's own inputs, so that rounding of earlier layers neither passes for an error of
+selection nor hides one.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 COMPARED_EVERY = 4
-"""Steps after which all that caches store is compared; a step changes one token of it."""
+"""The number of steps after which whole caches are compared; a step changes only one token in them."""
 Observer = Callable[[int, NDArray[np.int64]], None]
 """Called with the step's number and the stored lengths [caches,B] after its append."""
 
 
 @dataclass
 class EngineRun:
-    """Logits of a batch, and the tokens that were fed."""
+    """The logits of a run of a batch, and the tokens that were fed."""
 
     logits: NDArray[np.float32]
     """Logits [N+1,B,vocab] after the prompt and after each of N steps."""
@@ -64,9 +64,9 @@ def run(
     before_step: Callable[[], None] | None = None,
     after_step: Observer | None = None,
 ) -> EngineRun:
-    """Feed `tokens` [N,B], or greedily what the engine itself says where they are None.
+    """Run a batch and `steps` steps, feeding `tokens` [N,B], or the engine's own greedy tokens if None.
 
-    VerificationFailed where prefill claims caches that cannot be: nothing after it could be judged.
+    VerificationFailed if prefill reports impossible lengths of caches, after which nothing could be judged.
     """
     rows = len(batch)
     executor.allocate(rows)
@@ -105,22 +105,22 @@ class Observed:
     selection: IndexComparison = field(default_factory=IndexComparison)
     output_error: float = 0.0
     kept: dict[int, Array] = field(default_factory=dict)
-    """Per cache that does not keep all of a prompt: the positions that stay, [B,G,C]."""
+    """Per cache that does not keep all of a prompt: the kept positions, [B,G,C]."""
     read: dict[int, list[Array]] = field(default_factory=dict)
     """Per cache that is not read whole: the slots that each step reads, [B,G,k] or [B,H,k]."""
     inputs: dict[int, list[StepInputs]] = field(default_factory=dict)
-    """Per cache that is not read whole: what each step chose by, with the keys as the last step left them."""
+    """Per cache that is not read whole: the inputs of each step's choice, with the keys as the last step left them."""
     lengths: list[Array] = field(default_factory=list)
-    """Stored lengths [caches,B] after each step's append."""
+    """The stored lengths [caches,B] after each step's append."""
     run: EngineRun | None = None
     tokens: StoredTokens | None = None
-    """The tokens that the caches stored, where they have a format."""
+    """The tokens that the caches stored, if the caches have a format."""
 
 
 def observe(
     engine: EngineDirectory, target: Harness, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
 ) -> Observed:
-    """Run `batch` and `steps` steps with every list of chosen tokens exposed, and what KvcCompact and a step got."""
+    """Run `batch` and `steps` steps, exposing all lists of chosen tokens and the inputs of KvcCompact and of steps."""
     compactions, selections = target.compactions(), target.selections()
     exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
     sites, own = cache_sites(engine.model, engine.parameters), softmaxes(engine)
@@ -175,7 +175,7 @@ def observe(
 def step_inputs(
     executor: ObservedExecutor, sites: Sequence[CacheSite], queries: Mapping[int, list[Array]], lengths: Array
 ) -> dict[int, list[StepInputs]]:
-    """Return what steps chose by, per cache: their queries [B,H,D], and the stored keys, of `lengths` [caches,B]."""
+    """Return per cache the inputs of each step's choice: its query [B,H,D], and the keys of `lengths` [caches,B]."""
     found = {}
     for site in sites:
         rows, stored = lengths.shape[1], lengths[site.cache].max()
@@ -189,9 +189,9 @@ def judge_compaction(
     site: CacheSite, inputs: Sequence[Array], indices: Array, batch: Batch, softmax: Softmax = PLAIN, *,
     truncates: bool = False,
 ) -> IndexComparison:  # fmt: skip
-    """Compare what KvcCompact kept of a batch with the reference on what it got: q_window, keys and values.
+    """Compare the positions that KvcCompact kept with the reference's on its own `inputs`: q_window, keys and values.
 
-    `truncates`: tensor cores have summed the products of scores.
+    `truncates` says that tensor cores have summed the products of scores.
     """
     q_window, keys, values = inputs
     rule = site.parameters
@@ -199,7 +199,7 @@ def judge_compaction(
         return IndexComparison(1, wrong=(f"cache {site.cache}: a window of {width}, not {rule.window}",))
     q, k, v = (float32(array) for array in (q_window, keys, values))
     lengths, unread = torch.from_numpy(batch.prompt_lengths), (q.new_empty(0), q.new_empty(0))
-    # What chooses by a window reads neither plain queries nor rotary tables.
+    # Policies that choose by a window read neither plain queries nor rotary tables.
     observed = rule.observe(PromptQueries(q, lambda: q, unread, softmax), lengths)
     expected = rule.eviction.compact(observed, k, v, lengths, rule).indices.numpy()
     prompts = Prompts((q_window,), keys, values, batch.prompt_lengths, softmax=softmax)

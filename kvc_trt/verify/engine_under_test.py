@@ -1,4 +1,4 @@
-"""The engine under verification, with everything that more than one rung needs: made once, when it is first needed."""
+"""The engine under verification, with everything that several rungs need, made once on its first use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _RESET_PEAK = "5"
 
 @dataclass
 class EngineUnderTest:
-    """One verification's shared state. Runs happen once; peaks of memory are kept per phase."""
+    """The shared state of one verification. Each run happens once; `memory` has the peak of each phase in bytes."""
 
     engine: EngineDirectory
     target: Harness
@@ -75,13 +75,13 @@ class EngineUnderTest:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Charge the peak of resident memory inside to `name`."""
+        """Record the peak of resident memory inside the block under `name`."""
         with peak_of(name, self.memory):
             yield
 
     @cached_property
     def batch(self) -> Batch:
-        """Prompts that reach every regime of the policy: text where the model has words, else random tokens."""
+        """Prompts that reach every regime of the policy: text if the model can spell it, otherwise random tokens."""
         lengths = prompt_lengths(self.engine.parameters, self.plan.longest_prompt)
         if self.plan.limited:
             lengths = lengths[:1]
@@ -91,12 +91,12 @@ class EngineUnderTest:
 
     @cached_property
     def wording(self) -> Wording | str:
-        """How the model is asked, or why it cannot be."""
+        """The wording in which the model is asked questions, or the reason why it cannot be asked any."""
         return wording_for(self.engine)
 
     @cached_property
     def engine_run(self) -> EngineRun:
-        """The engine along its own greedy tokens; a large engine is loaded once, and so runs observed."""
+        """The engine's run along its own greedy tokens; a large engine is loaded only once, for the observed run."""
         if self.plan.limited:
             assert self.observed.run is not None
             return self.observed.run
@@ -105,21 +105,21 @@ class EngineUnderTest:
 
     @cached_property
     def observed(self) -> Observed:
-        """The same sequence with every compression operator exposed."""
+        """The engine's run along the same tokens with every compression operator exposed."""
         tokens = None if self.plan.limited else self.engine_run.tokens
         with self.phase("engine"), self.progress.task("engine, every operator observed", None):
             return observe(self.engine, self.target, self.batch, self.plan.steps, tokens=tokens)
 
     @property
     def has_codes(self) -> bool:
-        """Tell whether the engine's caches have a format."""
+        """True if the engine's caches have a format."""
         return self.engine.parameters.cache_format.keys is not None
 
     @cached_property
     def judged_run(self) -> EngineRun:
-        """The run whose logits are held against the reference's: unobserved, unless its caches hold other codes.
+        """The run whose logits are compared with the reference's: the unobserved one, unless its codes differ.
 
-        The reference goes on from the codes of the observed run.
+        The reference continues from the codes of the observed run, so a run with other codes could not be judged.
         """
         run, observed = self.engine_run, self.observed.run if self.has_codes else None
         if observed is None or np.array_equal(run.logits, observed.logits):
@@ -129,7 +129,7 @@ class EngineUnderTest:
 
     @cached_property
     def reference_run(self) -> ReferenceRun:
-        """The reference under the engine's policy and weights, fed the engine's tokens; it goes on from its codes."""
+        """The reference's run with the engine's policy, weights, tokens and codes."""
         return reference_run(self.known_run(self.batch, self.engine_run.tokens, self._stored))
 
     @property
@@ -137,7 +137,7 @@ class EngineUnderTest:
         return self.observed.tokens if self.has_codes else None
 
     def known_run(self, batch: Batch, tokens: NDArray[np.int64], stored: StoredTokens | None) -> KnownRun:
-        """Return the reference's run along `tokens` [N,B], which goes on from the codes of what is `stored`."""
+        """Return the reference's run along `tokens` [N,B], which continues from the codes of the `stored` tokens."""
         engine = self.engine
         return KnownRun(
             engine.model, engine.weights(), engine.parameters, batch, tokens, self.progress,
@@ -146,17 +146,17 @@ class EngineUnderTest:
 
     @cached_property
     def forced_choices(self) -> ForcedChoices:
-        """The reference's logits, under the choices of the engine's steps where rounding made it choose otherwise."""
+        """The reference's logits, under the engine's choices in rows where its own choices differ."""
         return self.forced(self.observed.read, self.observed.inputs)
 
     def forced(
         self, read: Mapping[int, list[Array]], inputs: Inputs, stored: StoredTokens | None = None
     ) -> ForcedChoices:
-        """The reference's logits under choices of the engine along its tokens, where it chose otherwise itself.
+        """Return the reference's logits along the engine's tokens, under the engine's choices where its own differ.
 
-        `read` lists what its steps read of each cache, and `inputs` what they chose by, as in `Observed`. The reference
-        goes on from the codes of what is `stored`, by default in the observed run. Nothing is forced where the graph
-        hides some of its choices, nor where they cannot be judged.
+        `read` has the slots that the engine's steps read of each cache, and `inputs` the inputs of their choices, as in
+        `Observed`. The reference continues from the codes of the `stored` tokens, by default those of the observed run.
+        Nothing is forced if the graph hides some of the choices, or if they cannot be judged.
         """
         run = self.known_run(self.batch, self.engine_run.tokens, stored or self._stored)
         with self.phase("reference"):
@@ -164,7 +164,7 @@ class EngineUnderTest:
         return self._forced(run, ours, self.observed.kept, read, inputs)
 
     def reference_along(self, batch: Batch, tokens: NDArray[np.int64]) -> ForcedChoices:
-        """The reference's logits along `tokens` [N,B], with the codes and the choices of the engine along them."""
+        """Return the reference's logits along `tokens` [N,B], with the codes and choices of the engine along them."""
         with self.phase("engine"):
             seen = observe(self.engine, self.target, batch, len(tokens), tokens=tokens)
         run = self.known_run(batch, tokens, seen.tokens)
@@ -187,9 +187,10 @@ class EngineUnderTest:
     def _choices(
         self, ours: ReferenceRun, kept: Mapping[int, Array], read: Mapping[int, list[Array]]
     ) -> Choices | None:
-        """Return what the engine kept and read, as `ReferenceRun` lists it; None where the graph hides a part of it.
+        """Return the engine's choices in the form of `ReferenceRun.choices`; None if the graph hides some of them.
 
-        A cache that keeps whole prompts may have no list of them: the reference's own run, `ours`, says the same.
+        A cache that keeps whole prompts may have no list of kept positions; then it is taken from the reference's run
+        `ours`, which keeps the same.
         """
         chosen = {}
         for site in self.sites:
@@ -204,7 +205,7 @@ class EngineUnderTest:
 
     @cached_property
     def reference(self) -> ReferenceDecoder:
-        """The reference with its weights in memory, to decode freely."""
+        """The reference decoder with its weights in memory, for free decoding."""
         parameters = self.engine.parameters
         return ReferenceDecoder(
             self.engine.model, self.engine.weights(), method=policies.method(parameters), parameters=parameters
@@ -212,22 +213,22 @@ class EngineUnderTest:
 
     @cached_property
     def executor(self) -> Executor:
-        """The engine as it will be run."""
+        """The executor of the engine as users run it."""
         return self.target.open()
 
     @cached_property
     def twin(self) -> Executor:
-        """The dense twin: derived from config.json and the same weight file, in memory."""
+        """The executor of the dense twin, which is made in memory from config.json and the same weight file."""
         return self.target.open_twin()
 
     @cached_property
     def beside_twin(self) -> Executor:
-        """The engine as it agrees with the twin bit for bit, which may be slower than as it will be run."""
+        """An executor of the engine that agrees with the twin bit for bit, and may be slower than the usual one."""
         return self.target.open_beside_twin() or self.executor
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """A phase in which the engine answers requests of ours: that it cannot is a finding, not a wrong request."""
+        """A phase in which the engine answers our requests: an InputError becomes a VerificationFailed."""
         with self.phase("engine"):
             try:
                 yield
@@ -235,25 +236,25 @@ class EngineUnderTest:
                 raise VerificationFailed(f"the engine cannot answer: {error.message}") from error
 
     def session(self, rows: int) -> Session:
-        """A session over the engine, without text."""
+        """Return a session of the engine with `rows` rows, without a tokenizer."""
         return Session(self.executor, None, rows)
 
     def twin_session(self, rows: int) -> Session:
-        """A session over the dense twin, without text."""
+        """Return a session of the dense twin with `rows` rows, without a tokenizer."""
         return Session(self.twin, None, rows)
 
     @cached_property
     def sites(self) -> tuple[CacheSite, ...]:
-        """Every cache of the engine."""
+        """All caches of the engine."""
         return cache_sites(self.engine.model, self.engine.parameters)
 
     def choosing_caches(self) -> set[int]:
-        """Caches for which a list must say what was kept of a prompt, or what a step read."""
+        """Return the caches that must list the tokens kept of a prompt, or read by a step."""
         rules = {site.cache: site.parameters for site in self.sites}
         return {c for c, rule in rules.items() if rule.compresses}
 
     def compresses_nothing(self) -> bool:
-        """Tell whether the batch never leaves the regime in which the policy is dense."""
+        """Return whether the policy keeps and reads every token of the batch."""
         lengths = self.batch.prompt_lengths.tolist()
         longest, rules = max(lengths), [site.parameters for site in self.sites]
         evicts = any(rule.eviction.evicts and n > rule.kept_of(n) for rule in rules for n in lengths)
@@ -262,7 +263,7 @@ class EngineUnderTest:
 
     @cached_property
     def checkpoint(self) -> tuple[WeightSource | None, str]:
-        """Unquantised weights to compare with, and what they are or why there are none."""
+        """The unquantised weights to compare with, and their description; or None, and the reason for it."""
         directory = self.checkpoint_directory or self._shipped_checkpoint()
         if directory is None:
             return None, "no checkpoint given (--checkpoint PATH)"
@@ -285,9 +286,9 @@ class EngineUnderTest:
 
 @contextlib.contextmanager
 def peak_of(phase: str, peaks: dict[str, int]) -> Iterator[None]:
-    """Record the largest resident size, in bytes, reached inside; the larger one if `phase` was there before.
+    """Record in `peaks` the largest resident size in bytes inside the block; an earlier, larger peak of `phase` stays.
 
-    Where the kernel cannot reset the peak, it is that of the process so far.
+    If the kernel cannot reset the peak, the peak of the process so far is recorded.
     """
     with contextlib.suppress(OSError):
         _CLEAR_REFS.write_text(_RESET_PEAK)

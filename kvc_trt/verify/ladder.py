@@ -3,8 +3,8 @@
     report = verify(open_engine("engines/tiny"), level="quick")
     print(report.as_text()); sys.exit(not report.passed)
 
-Each rung answers what the one below it cannot: operators may be right and wired wrongly, logits may be close and tokens
-differ, tokens may match and the task be lost to the budget.
+Each rung finds errors that the one below it cannot: operators may be right and wired wrongly, logits may be close while
+tokens differ, and tokens may match while the budget is too small for the task.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def verify(
 
 
 def _empty_report(tested: EngineUnderTest) -> Report:
-    """Return a report of what is verified, with figures that the rungs will fill in."""
+    """Return a report that describes the verification, whose figures the rungs fill in."""
     engine, parameters = tested.engine, tested.engine.parameters
     precision = tested.options.prefill_precision
     return Report(

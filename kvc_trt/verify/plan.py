@@ -1,4 +1,4 @@
-"""How much each level of verification does."""
+"""The amount of work of each level of verification."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ RUNGS = ("ops", CODES, "logits", "tokens", "retrieval")
 CONTROLS = ("dense twin", "activity")
 
 LARGE_MODEL = 3_000_000_000
-"""Parameters above which a quick check is limited: the reference would take minutes for every token."""
+"""The number of parameters above which a quick check is limited: the reference would take minutes for every token."""
 _LIMITED_PROMPT, _LIMITED_STEPS = 56, 8
 _CONTEXT_OF_ALL_SAMPLES = 512
 _FEWEST_SAMPLES = 32
 _TEXT_WORK = 1.7e12
-"""Parameters times prompt tokens of the text questions of one placement and length at quick level: 6 questions of 2,048
-tokens for a model of 135 million."""
+"""The work of the text questions of one placement and length at quick level, as parameters times prompt tokens: 6
+questions of 2,048 tokens for a model of 135 million."""
 _TEXT_WORK_OF_FULL = 8 * _TEXT_WORK
 _FEWEST_TEXT_SAMPLES = 4
 _MOST_REFERENCE_SAMPLES = 32
 _SHARE_OF_REFERENCE = 3
-"""One in this many text questions is put to the reference too."""
+"""The reference answers one in this many text questions, too."""
 
 
 @dataclass(frozen=True)
@@ -42,31 +42,31 @@ class Plan:
     controls: tuple[str, ...]
     longest_prompt: int
     steps: int
-    """How many teacher-forced steps, and how many greedy tokens."""
+    """The number of teacher-forced steps, and of greedy tokens."""
     samples: int
-    """Most retrieval questions per context length and placement; see `samples_at`."""
+    """The most retrieval questions per context length and placement; see `samples_at`."""
     contexts: tuple[int, ...]
-    """Lengths of questions in a vocabulary made for them."""
+    """The lengths in tokens of questions in a vocabulary made for them."""
     text_contexts: tuple[int, ...] = ()
-    """Lengths of questions that are text."""
+    """The lengths in tokens of questions that are text."""
     text_work: float = _TEXT_WORK
     model_parameters: int = 0
     limited: bool = False
     """True if this is the limited quick check of a large model."""
     threads: int | None = None
-    """Threads of the executors and of PyTorch; None leaves both their defaults."""
+    """The number of threads of the executors and of PyTorch; None leaves both their defaults."""
     exact_samples: bool = False
-    """The number of samples was asked for, and holds at every length."""
+    """True if the user gave the number of samples, which then applies at every length."""
 
     def contexts_for(self, max_input_len: int, *, text: bool) -> list[int]:
-        """Lengths of retrieval questions that the engine takes; its own limit where it takes none of them."""
+        """Return the lengths of retrieval questions that the engine takes; its own limit if it takes none of them."""
         wanted = self.text_contexts if text else self.contexts
         return [length for length in wanted if length <= max_input_len] or [max_input_len]
 
     def samples_at(self, context: int, *, text: bool) -> int:
-        """Questions at one length: fewer at long ones, so that every length takes about the same time.
+        """Return the number of questions at one length: fewer at long ones, so that all lengths take about as long.
 
-        Text is many tokens, and the models that read it are large: their questions are bounded by the work of reading.
+        Text questions are long, and models that read text are large, so their number is limited by the work of reading.
         """
         if self.exact_samples:
             return self.samples
@@ -78,13 +78,13 @@ class Plan:
         return max(min(self.samples, _FEWEST_SAMPLES), self.samples * _CONTEXT_OF_ALL_SAMPLES // context)
 
     def reference_samples(self, asked: int, *, text: bool) -> int:
-        """How many of the questions the reference answers as well."""
+        """Return the number of questions that the reference answers as well, out of `asked`."""
         some = -(-asked // _SHARE_OF_REFERENCE) if text else asked
         return min(_MOST_REFERENCE_SAMPLES, some)
 
 
 def _rungs_of(parameters: PolicyParameters) -> tuple[str, ...]:
-    """Return the rungs of a whole ladder: that of codes only for caches that have a format."""
+    """Return the rungs of a whole ladder; the rung of codes only for caches that have a format."""
     return tuple(name for name in RUNGS if name != CODES or parameters.cache_format.keys is not None)
 
 
@@ -96,7 +96,7 @@ def make_plan(
     steps: int | None = None,
     samples: int | None = None,
 ) -> Plan:
-    """The plan of a level; `steps` and `samples` override its sizes. InputError for values that cannot be right."""
+    """Return the plan of a level; `steps` and `samples` override its sizes. InputError for invalid values."""
     if level not in LEVELS:
         raise InputError(f"--level {level}: expected one of {', '.join(LEVELS)}")
     for name, value in (("--steps", steps), ("--samples", samples)):

@@ -1,8 +1,8 @@
-"""Do a model's activations fit the type in which an engine computes them? What does not is named.
+"""Check that a model's activations fit the range of the type in which an engine computes, and name those that do not.
 
-Weights that fit a type do not promise it of the activations: float16 ends at 65,504, and models made in bfloat16 pass
-that. An engine then gives NaN, or answers that look like answers, since infinity may vanish in a later normalisation.
-The reference computes the same tensors in float32 and is asked here.
+Even if the weights fit a type, the activations may not: float16 ends at 65,504, and models made in bfloat16 exceed
+that. The engine's logits are then NaN, or look plausible, because infinity may vanish in a later normalisation. The
+reference computes the same tensors in float32 and measures them here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Ranges:
 
     activations: str
     measured: int = 0
-    """Number of tensors measured; a tensor counts once for a prompt or step."""
+    """The number of tensors measured; a tensor counts once for each prompt or step."""
     beyond: dict[str, str] = field(default_factory=dict)
-    """Tensor -> its first value outside the range, in the order in which they arose."""
+    """Name of a tensor -> a description of its first value outside the range, in the order of computation."""
 
     @property
     def largest(self) -> float:
@@ -32,11 +32,11 @@ class Ranges:
 
     @property
     def first(self) -> str:
-        """Name the first tensor that left the range, and its value; empty if none did."""
+        """The name of the first tensor that left the range, with its value; empty if none did."""
         return next((f"the first is {name}: {found}" for name, found in self.beyond.items()), "")
 
     def measure(self, name: str, values: Tensor) -> None:
-        """Compare a tensor with the range."""
+        """Compare the values of tensor `name` with the range."""
         self.measured += 1
         if not bool(values.abs().max() <= self.largest):
             self.beyond.setdefault(name, self._describe(values))
@@ -44,7 +44,7 @@ class Ranges:
     def measure_stream(self, name: str, values: Tensor) -> None:
         """Compare a residual stream [N,hidden] with the range, and its mean square with float32's.
 
-        Every norm computes that mean square in float32; where it overflows, the norm gives zeros.
+        Every norm computes that mean square in float32; if it overflows, the norm returns zeros.
         """
         self.measure(name, values)
         square = values.to(torch.float32).pow(2).mean(dim=-1)

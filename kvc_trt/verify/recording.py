@@ -1,4 +1,4 @@
-"""Writes of a report into the record of the engine's verifications."""
+"""Write a report into the record of an engine's verifications."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def record_report(engine: EngineDirectory, report: Report) -> None:
-    """Record a report of the ladder in the engine's directory, where it can be written to."""
+    """Record a report in the engine's directory, if that can be written to."""
     about = report.description
     found = Verification(
         level=report.level,

@@ -1,8 +1,9 @@
-"""The reference over a sequence of given tokens, layer by layer: every weight is read once, and one layer is held.
+"""Run the reference along given tokens, layer by layer: every weight is read once, and one layer is in memory at once.
 
-It makes its own choices of tokens to keep and to read, or has the engine's forced on it. A token swapped at a near-tie
-may carry much attention: from there on logits differ although neither side is wrong. So the engine's choices are
-judged first, each on the reference's own inputs, and then forced on the reference; what is left is numerics.
+It makes its own choices of tokens to keep and to read, or the engine's choices are forced on it. A token swapped at a
+near-tie may carry much attention: from there on logits differ although neither side is wrong. So the engine's choices
+are judged first, each on the reference's own inputs, and then forced on the reference; remaining differences are
+numerical.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from kvc_trt.verify.codes.stored_tokens import StoredTokens
 
 Choices = Mapping[int, list[NDArray[np.integer]]]
-"""Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
+"""Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (none if all are read)."""
 
 
 class StepInputs(NamedTuple):
@@ -51,7 +52,7 @@ class StepInputs(NamedTuple):
 
 
 Inputs = Mapping[int, list[StepInputs]]
-"""Per cache: what each step chose by."""
+"""Per cache: the inputs of each step's choice."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class KnownRun:
     """The token fed to each row at each step, [N,B]."""
     progress: Progress | None = None
     activations: str = "float32"
-    """Type of the engine's activations, whose range the reference's values are compared with."""
+    """The type of the engine's activations, with whose range the reference's values are compared."""
     stored: StoredTokens | None = None
-    """The engine's stored tokens, from which the reference goes on; None: it goes on from its own."""
+    """The engine's stored tokens, with whose codes the reference continues; None: it continues with its own."""
 
     def under(self, method: Method) -> ReferenceRun:
-        """Run the reference with a method that makes the choices."""
+        """Run the reference, with `method` making the choices."""
         decoder = ForcedDecoder(self.model, self.weights, method=method, parameters=self.parameters, resident=False)
         decoder.ranges = Ranges(self.activations)
         followed = None if self.stored is None else FollowedCodes(self.stored.sites, self.stored.tables)
@@ -86,46 +87,46 @@ class KnownRun:
 class Judging:
     """The rules by which choices of an engine are judged.
 
-    A choice of a step is judged on the `inputs` that the engine made it from, where these are known, within
-    `inputs_slack` times the tolerance of a near-tie. Any other is judged on the reference's own inputs. Rounding of
-    earlier layers differs between the two, so there it is explained within `slack` times that tolerance.
+    A step's choice is judged on the engine's own `inputs`, if these are known, within `inputs_slack` times the
+    tolerance of a near-tie. Any other choice is judged on the reference's own inputs. Rounding of earlier layers
+    differs between the two, so there `slack` times that tolerance is allowed.
     """
 
     slack: float | None
-    """None: all differences are counted only."""
+    """The multiple of the tolerance on the reference's inputs; None: differences are only counted."""
     inputs: Inputs = field(default_factory=dict)
     inputs_slack: float = FLOAT32_SLACK
 
 
 @dataclass
 class ReferenceRun:
-    """Logits [N+1,B,vocab] that the reference computed, and its choices for every cache."""
+    """The reference's logits [N+1,B,vocab], and its choices for every cache."""
 
     logits: NDArray[np.float32]
     choices: dict[int, list[NDArray[np.integer]]]
     ranges: Ranges
     explained: IndexComparison | None = None
-    """Under forced choices: those choices against the reference's own."""
+    """Under forced choices: the comparison of these choices with the reference's own."""
     inputs_off: float | None = None
-    """Largest distance of what they were made from, a query or a key, from the reference's, over the longest of the
-    same row and cache; None where it is not known."""
+    """The largest distance of the queries and keys by which the choices were made from the reference's, divided by the
+    longest vector of the same row and cache; None if it is not known."""
     keys_off: KeysOff | None = None
-    """The engine's exact keys and values against the reference's, where it goes on from the engine's codes."""
+    """The errors of the engine's exact keys and values, if the reference continues from the engine's codes."""
 
 
 @dataclass(frozen=True)
 class ForcedChoices:
-    """Reference logits [N+1,B,vocab] that the engine's are compared with."""
+    """Reference logits [N+1,B,vocab] with which the engine's are compared."""
 
     logits: NDArray[np.float32]
     rows: tuple[int, ...] = ()
-    """Rows of the batch that were run again under the engine's choices."""
+    """The rows of the batch that were run again under the engine's choices."""
     explained: IndexComparison | None = None
-    """Those choices against the reference's own."""
+    """The comparison of the engine's choices with the reference's own."""
     inputs_off: float | None = None
-    """As in `ReferenceRun`."""
+    """The distance of the choices' inputs from the reference's (`ReferenceRun.inputs_off`)."""
     keys_off: KeysOff | None = None
-    """As in `ReferenceRun`."""
+    """The errors of the engine's exact keys and values (`ReferenceRun.keys_off`)."""
 
 
 class ForcedDecoder(ReferenceDecoder):
@@ -136,7 +137,7 @@ class ForcedDecoder(ReferenceDecoder):
 
     @torch.inference_mode()
     def forced(self, batch: Batch, tokens: NDArray[np.int64], progress: Progress | None = None) -> ReferenceRun:
-        """Prompts, then `tokens` [N,B]; equal to `prefill` and N times `decode`, in another order of work."""
+        """Run prompts, then `tokens` [N,B]: the same as `prefill` and N times `decode`, but layer by layer."""
         lengths = torch.from_numpy(batch.prompt_lengths)
         prompts = [self._embed(torch.tensor(row), torch.arange(len(row))) for row in batch.rows()]
         self._set_prompt_budgets(torch.from_numpy(batch.input_ids), lengths)
@@ -195,7 +196,7 @@ def reference_run(run: KnownRun) -> ReferenceRun:
 def replay(run: KnownRun, chosen: Choices, judging: Judging) -> ReferenceRun:
     """Run the reference under an engine's choices `chosen`, and judge each of them.
 
-    Choices made before are forced, so that one near-tie is not counted again in all that follows from it.
+    Earlier choices are forced, so that one near-tie is not counted again in everything that follows from it.
     """
     choosing = [site.cache for site in cache_sites(run.model, run.parameters) if site.parameters.chooses]
     method = _Replay({cache: chosen[cache] for cache in choosing}, run.parameters, judging)
@@ -205,12 +206,12 @@ def replay(run: KnownRun, chosen: Choices, judging: Judging) -> ReferenceRun:
 
 
 def can_judge(rules: Iterable[PolicyParameters]) -> bool:
-    """Tell whether near-ties can be told from errors in the choices of caches under these rules."""
+    """Return whether near-ties can be distinguished from errors in the choices of caches under these rules."""
     return all(map(_can_judge, rules))
 
 
 def _can_judge(rule: PolicyParameters) -> bool:
-    """Tell whether all that is chosen is chosen once, by rankings whose near-ties can be proven."""
+    """Return whether each choice under a rule is made once, by a ranking that can prove near-ties."""
     if rule.slides:
         return True
     of_prompt, of_step = rule.eviction.ranking(rule), rule.selection.ranking(rule)
@@ -220,9 +221,9 @@ def _can_judge(rule: PolicyParameters) -> bool:
 
 
 def force_choices(run: KnownRun, own: ReferenceRun, chosen: Choices, judging: Judging) -> ForcedChoices:
-    """Run the reference again under the engine's choices `chosen` in the rows where its `own` run chose otherwise.
+    """Run the reference again under the engine's choices `chosen`, for the rows where those of its `own` run differ.
 
-    The choices are judged as by `replay`.
+    The choices are judged by `replay`.
     """
     rows = tuple(sorted(different_rows(own.choices, chosen)))
     if not rows:
@@ -237,7 +238,7 @@ def force_choices(run: KnownRun, own: ReferenceRun, chosen: Choices, judging: Ju
 
 
 class _Replay:
-    """A method that keeps and reads what an engine did: the numerics of a run apart from its choices."""
+    """A method that repeats an engine's choices, so that runs differ only numerically."""
 
     def __init__(self, chosen: Choices, parameters: PolicyParameters, judging: Judging) -> None:
         self.compared, self.inputs_off = IndexComparison(), 0.0 if judging.inputs else None
@@ -250,12 +251,12 @@ class _Replay:
     def compact(
         self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
     ) -> reference.Compacted:
-        """Keep what the engine kept. Layers that compress come in order, and each begins here."""
+        """Keep the tokens that the engine kept. It is called once for each cache that chooses, in their order."""
         self._cache, given_lists = next(self._layers)
         self._current, self._step = list(given_lists), 0
         given = self._current.pop(0)
         own = self._own.compact(observed, keys, values, prompt_lengths, parameters).indices
-        # A list per query head keeps from keys and values that are repeated.
+        # With a list per query head, the keys and values are repeated for the query heads.
         keys, values = (x.repeat_interleave(given.shape[1] // x.shape[1], dim=1) for x in (keys, values))
         if self._slack is None:
             found = count_differences(own.numpy(), given)
@@ -271,11 +272,11 @@ class _Replay:
         return reference.Compacted(kept_keys, kept_values, indices, (indices >= 0).sum(-1)[:, 0])
 
     def compact_turn(self, turn: reference.Turn, parameters: PolicyParameters) -> reference.Compacted:
-        """Keep what the method keeps: turns have a check of their own."""
+        """Keep the method's own choice: turns are checked elsewhere."""
         return self._own.compact_turn(turn, parameters)
 
     def select(self, query: Tensor, cache: reference.LayerCache, parameters: PolicyParameters) -> reference.Selection:
-        """Read what the engine read. Steps come in order."""
+        """Read the slots that the engine read. It is called for the steps in their order."""
         if not self._current:
             return self._own.select(query, cache, parameters)
         given = self._current.pop(0)
@@ -297,7 +298,7 @@ class _Replay:
         return reference.Selection(_output_of(query, cache, selected, parameters, scored_by), selected)
 
     def _seen(self, query: Tensor, cache: reference.LayerCache) -> tuple[Tensor, Tensor, float]:
-        """Return the query and the keys that the current choice is judged by, and the slack that goes with them."""
+        """Return the query and keys on which the current choice is judged, and the slack for them."""
         assert self._slack is not None
         if self._cache not in self._inputs:
             return query, cache.keys, self._slack
@@ -312,14 +313,14 @@ class _Replay:
         return query_seen, keys_seen, self._inputs_slack
 
     def _located(self, found: IndexComparison) -> IndexComparison:
-        """Say of what is wrong where it is; step 0 is the prompt's compaction."""
+        """Return a comparison whose errors name the cache and the step; step 0 is the prompt's compaction."""
         return replace(found, wrong=tuple(f"cache {self._cache}, step {self._step}: {one}" for one in found.wrong))
 
 
 def _output_of(
     query: Tensor, cache: reference.LayerCache, selected: Tensor, rule: PolicyParameters, scored_by: Any
 ) -> Tensor:
-    """Return what a step of `rule` gives that reads `selected` [B,G,k] or [B,H,k]; `scored_by` is its ranking's."""
+    """Return the output of a step of `rule` that reads `selected` [B,G,k] or [B,H,k]; `scored_by` is its ranking's."""
     shared = selected.shape[1] // cache.keys.shape[1]
     keys, values = (table.repeat_interleave(shared, dim=1) for table in (cache.keys, cache.values))
     attended = attend_selected(query, keys, values, selected, cache.softmax)
@@ -331,7 +332,7 @@ def _list_of(chosen: Tensor | None) -> list[NDArray[np.integer]]:
 
 
 def different_rows(one: Choices, other: Choices) -> set[int]:
-    """Rows of the batch whose choices differ anywhere."""
+    """Return the rows of the batch for which two runs' choices differ anywhere."""
     rows: set[int] = set()
     for layer in one.keys() & other.keys():
         for a, b in zip(one[layer], other[layer], strict=False):

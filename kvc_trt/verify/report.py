@@ -1,4 +1,4 @@
-"""The report of a verification: plain data that prints as tables and is stored as JSON."""
+"""The report of a verification, which is printed as tables and stored as JSON."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class ErrorFigures:
-    """How far one run's logits and tokens are from another's; None where the ladder did not measure it."""
+    """The differences of one run's logits and tokens from another's; None for those that the ladder did not measure."""
 
     max_logit_error: float | None = None
     mean_kl: float | None = None
     top1_agreement: float | None = None
     first_divergence: int | None = None
-    """First teacher-forced step whose top-1 token differs; None if none does."""
+    """The first teacher-forced step whose top-1 token differs; None if none does."""
     greedy_match: float | None = None
 
 
 @dataclass
 class ErrorHalves:
-    """The two halves of an engine's error, and with a checkpoint at hand the third: what the weights' format costs.
+    """The parts of an engine's error: the engine's own, and that of compression.
 
-    Where caches have a format there is a fourth: what that costs."""
+    With a checkpoint, there is also the error by the weights' format; if caches have a format, also the error by it."""
 
     engine: ErrorFigures | None = None
     compression: ErrorFigures | None = None
     quantisation: ErrorFigures | None = None
     cache_format: ErrorFigures | None = None
     notes: dict[str, str] = field(default_factory=dict)
-    """Why a column is empty, or what it was measured on, by column."""
+    """Notes by column: the reason why it is empty, or the data on which it was measured."""
 
     def to_json(self) -> dict[str, Any]:
-        """One object per column; None where it was not measured."""
+        """Return one object per column, None for those that were not measured, and the notes."""
         columns = self.columns
         halves: dict[str, Any] = {
             name: {key: json_number(value) for key, value in vars(column).items()} if column else None
@@ -58,25 +58,25 @@ class ErrorHalves:
 
     @property
     def columns(self) -> dict[str, ErrorFigures | None]:
-        """The columns by name; that of the caches' format only where they have one."""
+        """The columns by name; the caches' format has one only if it was measured."""
         found = {"engine": self.engine, "compression": self.compression, "quantisation": self.quantisation}
         return found if self.cache_format is None else {**found, "cache format": self.cache_format}
 
 
 @dataclass
 class NearTies:
-    """Index lists that differ from the reference's at scores which float64 proves equal to rounding."""
+    """Counts of index lists that differ from the reference's by rounding alone, as float64 scores prove."""
 
     lists_compared: int = 0
     lists_admitted: int = 0
     tokens_swapped: int = 0
     near_equal_tokens: int = 0
-    """Top-1 tokens that differ between logits closer than the bar."""
+    """The number of top-1 tokens that differ although their logits are closer than the bar."""
 
 
 @dataclass
 class Report:
-    """The whole answer to "is this engine right?"; `passed` is what the exit code says."""
+    """The results of one verification; `passed` decides the exit code of `kvc-trt verify`."""
 
     engine: str
     level: str
@@ -86,11 +86,11 @@ class Report:
     halves: ErrorHalves = field(default_factory=ErrorHalves)
     near_ties: NearTies = field(default_factory=NearTies)
     memory: dict[str, int] = field(default_factory=dict)
-    """Peak resident bytes of this process per phase."""
+    """The peak resident bytes of this process in each phase."""
     findings: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     next_commands: list[str] = field(default_factory=list)
-    """Commands with which a user may go on."""
+    """Commands that a user may run next."""
     seconds: float = 0.0
 
     @property
@@ -112,7 +112,7 @@ class Report:
         ]
 
     def as_text(self) -> str:
-        """Aligned tables for people, at most `WIDTH` columns wide; the verdict comes last."""
+        """Return aligned tables for people, at most `WIDTH` columns wide, with the verdict last."""
         about = self.description
         caches = f", caches in {about['kv_cache']}" if "kv_cache" in about else ""
         title = f"verify {self.engine}: {about['policy']} on {about['model']}, {about['weights']} weights{caches}"
@@ -123,7 +123,7 @@ class Report:
         return "\n".join([*parts, *map(escaped, _lines(self)), _verdict(self)])
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain dictionaries and lists, ready for `json.dumps`."""
+        """Return the report as plain dictionaries and lists for `json.dumps`."""
         return {
             "engine": self.engine,
             "level": self.level,

@@ -1,4 +1,4 @@
-"""The softmax of each layer of an engine, as the reference is given it."""
+"""The softmax of each layer of an engine, in the reference's form."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The bars of `kvc-trt verify`, in one place: recorded in every report, and never moved for one engine or one machine.
+"""The bars of `kvc-trt verify`, which every report records, and which are never moved for one engine or one machine.
 
-Indices have no bar: they are equal, or proven near-ties. Figures of the compression itself (what the policy loses
-against the full cache) have none either: they are a property of the chosen budget, and are reported beside the
-engine's error.
+Indices have no bar: they are equal, or proven near-ties. Figures of the compression itself (the policy's loss against
+the full cache) have none either: they are a property of the chosen budget, and are reported beside the engine's error.
 """
 
 from __future__ import annotations
@@ -17,34 +16,34 @@ class Thresholds:
     """Bars for one kind of weights: the engine against the reference under the same policy and the same weights."""
 
     value_error: float
-    """Operator outputs: largest absolute error over the largest reference value (at least 1); of bfloat16 outputs the
-    error that they had before they were rounded (`outcome.differences`)."""
+    """Operator outputs: the largest absolute error, divided by the largest reference value (at least 1); for bfloat16
+    outputs the error before they were rounded (`array_errors.differences`)."""
     prompt_error: float
-    """The same of attention over a prompt, on inputs of the type in which prefill computes."""
+    """The same figure for attention over a prompt, on inputs of the type in which prefill computes."""
     logits_max_error: float
-    """Teacher-forced logits: largest absolute error over the largest reference logit (at least 1)."""
+    """Teacher-forced logits: the largest absolute error, divided by the largest reference logit (at least 1)."""
     logits_mean_kl: float
     """Mean KL divergence of the engine's next-token distribution from the reference's, in nats."""
     near_equal_logits: float
     """Two logits this close may change places: such top-1 differences are counted as exceptions, not as errors."""
     choice_slack: float | None
-    """A choice that differs from the reference's own run is rounding within this multiple of a near-tie's tolerance:
-    earlier layers' rounding is in its inputs. (On equal inputs, where operators are judged, the multiple is 1; on what
-    an engine shows that its steps chose by, it is `FLOAT32_SLACK`.) None: inputs differ too much to judge; choices are
-    judged on equal inputs alone."""
+    """A choice that differs from the reference's counts as rounding within this multiple of a near-tie's tolerance,
+    because its inputs include the rounding of earlier layers. (On equal inputs, on which operators are judged, the
+    multiple is 1; on the exposed inputs of an engine's steps, it is `FLOAT32_SLACK`.) None: inputs differ too much to
+    judge, and choices are judged on equal inputs alone."""
     unexplained_tokens: int
-    """Greedy or top-1 tokens that differ although neither logits nor choices nearly tie."""
+    """The number of greedy or top-1 tokens that may differ although neither logits nor choices nearly tie."""
     unexplained_answers: float
-    """Share of retrieval answers that differ from the reference's although their logits do not nearly tie. Not 0: a
-    choice at a near-tie, which other rungs prove, may cost an answer that this rung does not trace back to it."""
+    """The share of retrieval answers that may differ from the reference's although their logits do not nearly tie. Not
+    0: a choice at a near-tie, which other rungs prove, may cost an answer that this rung does not trace back to it."""
 
     def to_json(self) -> dict[str, float | None]:
-        """The bars by name."""
+        """Return the bars by name."""
         return asdict(self)
 
 
 FLOAT32_SLACK = 32.0
-"""The multiple where all that rounds is float32."""
+"""The multiple of a near-tie's tolerance if only float32 operations round."""
 
 _SINGLE = Thresholds(
     value_error=1e-5,
@@ -99,18 +98,18 @@ _BY_WEIGHTS = {
 
 
 def thresholds_for(weights: str, prefill: PrefillPrecision = "f32") -> Thresholds:
-    """Bars for an engine whose weights are fp32, fp16, bf16, fp8, int8, int4 or kept blocks.
+    """Return the bars of an engine whose weights are fp32, fp16, bf16, fp8, int8, int4 or kept blocks.
 
-    bf16 rounds eight times as coarsely as fp16, also what operators are given: operators are held to fp16's bar before
-    their result is rounded, logits to eight times fp16's, choices on equal inputs alone (docs/decisions/0012).
+    bf16 rounds eight times as coarsely as fp16, including the inputs of operators: operators are held to fp16's bar
+    before their result is rounded, logits to eight times fp16's, choices on equal inputs alone (docs/decisions/0012).
 
     An engine in fp8 computes in bf16, and the reference reads its matrices as they are multiplied: dequantised to bf16.
 
-    int8 and int4 engines multiply activations rounded to int8 (MatMulNBits, accuracy level 4), which the reference does
-    not: their operators are held to float32's bars, their logits to wider ones. What the weights' own rounding costs is
-    another column.
+    int8 and int4 engines round activations to int8 before products (MatMulNBits, accuracy level 4), and the reference
+    does not: their operators are held to float32's bars, their logits to wider ones. The error by the weights' own
+    rounding is reported in another column.
 
-    Where `prefill` computes in bf16, attention over the prompt and what follows from it are held to bf16's bars.
+    If `prefill` computes in bf16, attention over the prompt and all that follows from it are held to bf16's bars.
     """
     bars = _BY_WEIGHTS[weights]
     if prefill == "f32":

@@ -95,7 +95,7 @@ class SessionAnswerer:
         return self._name
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
-        """As many questions at a time as there are rows, so that every policy prefills the same batches."""
+        """Return the answers, asking one question per row at a time, so that every policy prefills the same batches."""
         with self._session() as session:
             return [
                 answer
@@ -113,7 +113,7 @@ class SessionAnswerer:
             ]
 
     def along_targets(self, questions: Sequence[Question]) -> list[NDArray[np.float32]]:
-        """As many questions at a time as there are rows; the targets are fed one token per step."""
+        """Return the logits along each question's target, which is fed one token per step, one question per row."""
         with self._session() as session:
             return [
                 logits

@@ -52,7 +52,7 @@ class ModelUnderTest(Protocol):
 
     @property
     def workers(self) -> int:
-        """Number of variants that can be asked at a time, each in a separate thread."""
+        """The number of variants that can be asked at a time, each in a separate thread."""
 
     def describe(self) -> dict[str, Any]:
         """Settings that results must share to stand in one file."""

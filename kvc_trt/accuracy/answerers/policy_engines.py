@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 COPIED_WEIGHTS = 64 << 20
-"""Size of quantised weights up to which engines stay open: each copies them for its decode."""
+"""The size of quantised weights up to which engines stay open: each copies them for its decode."""
 MOST_LOADED = 32
 """Engines whose graphs stay loaded. All are asked in turn, again and again, so it is the last one before that goes: the
 first ones, which are asked next, are still there."""

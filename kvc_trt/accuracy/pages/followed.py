@@ -1,4 +1,4 @@
-"""Which caches follow the whole one most closely, prompt by prompt, and which of them cannot be told apart."""
+"""Compare caches by how closely they follow the whole one, prompt by prompt, and mark those that do not differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Followed:
-    """How one variant follows the whole cache on one group of questions."""
+    """The figures by which one variant follows the whole cache on one group of questions."""
 
     cell: Cell
     divergence: Interval

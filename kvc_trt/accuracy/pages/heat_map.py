@@ -1,4 +1,4 @@
-"""Where in the context a needle is found: lengths by depths, a panel per policy and budget."""
+"""A heat map of the needles that are found, by length and depth, with a panel per policy and budget."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _grids(report: AccuracyReport, task: str, mode: str, policy: str) -> list[Gr
 
 
 def depth_bins(cells: Sequence[Cell | None]) -> int:
-    """As many depths as leave a few samples for each."""
+    """Return the number of bins of depths such that each has a few samples."""
     samples = max(cell.samples for cell in cells if cell is not None)
     return max(2, min(_BINS, samples // _SAMPLES_PER_BIN))
 

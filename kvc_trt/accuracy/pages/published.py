@@ -109,7 +109,7 @@ Verdict = Literal["holds", "equal within the error", "does not hold"]
 """The claim is first >= second: equality within the error does not contradict it."""
 
 NOTICEABLE = 2.0
-"""How many standard errors a difference needs to count as one."""
+"""The number of standard errors from which a difference counts."""
 
 
 @dataclass(frozen=True)

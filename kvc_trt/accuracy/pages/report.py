@@ -63,7 +63,7 @@ class AccuracyReport:
 
     @cached_property
     def failures(self) -> list[str]:
-        """Why the bars do not hold."""
+        """The reasons why the bars do not hold; empty if they hold."""
         return self.bars.failures(self.cells)
 
     @property

@@ -34,7 +34,7 @@ OLDEST = (1, 23)
 
 
 class OnnxRuntimeBackend(Backend):
-    """Runs the graphs as they are in the engine directory."""
+    """Runs the graphs of the engine directory unchanged."""
 
     name = "onnxruntime"
     purpose = "any CPU; the default"
@@ -64,7 +64,7 @@ class OnnxRuntimeBackend(Backend):
 
     @override
     def default_weights(self, choice: ModelChoice) -> WeightKind:
-        """Return keep for a checkpoint whose blocks an engine holds as they are, else fp32."""
+        """Return keep for a checkpoint whose quantised blocks an engine can hold unchanged, otherwise fp32."""
         return "keep" if choice.blocks else host_weights(choice)
 
     @override
@@ -86,7 +86,7 @@ class OnnxRuntimeBackend(Backend):
 
     @override
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
-        """Return whether steps, and passes over drafts, have a packed copy with the native operators that are here."""
+        """Return those of steps and draft passes that keep a packed copy with the native operators of this machine."""
         quantised = weights in ("int8", "int4", "keep")
         native = native_operators("float16" if weights == "fp16" else "float32")
         steps = steps_pack(size, quantised=quantised, native=native)

@@ -4,7 +4,7 @@ The time of compaction is read from ONNX Runtime's profile: loading a graph inli
 the names of their nodes with the function's name. Loops and branches report their bodies as well as themselves, so time
 is the union of intervals, never their sum.
 
-`break_even` is what `--dense-until auto` measures here.
+`break_even` measures the length for `--dense-until auto` on this backend.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from kvc_trt.operators.tensors import VECTOR_PARTS
 
 _FLOAT32 = 4
 STATE_BYTES = 256 << 20
-"""Bytes of caches, too large for a CPU's cache."""
+"""The bytes of all caches together, too many for a CPU's cache."""
 Interval = tuple[float, float]
 
 
@@ -128,7 +128,7 @@ class OnnxRuntimeBenchmark(Benchmark):
 
     @override
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
-        """Read it from ONNX Runtime's profile. Recording costs time, so only the share of the run is meaningful."""
+        """Read the time of compaction from ONNX Runtime's profile; recording costs time, so only the share is exact."""
         if not compacts(program):
             return None
         with scratch_directory("profile") as directory:
@@ -140,7 +140,7 @@ class OnnxRuntimeBenchmark(Benchmark):
 
     @override
     def operators(self, program: Program, steps: Callable[[Any], object]) -> list[OperatorTime]:
-        """Read them from ONNX Runtime's profile. Recording costs time, so only their shares are meaningful."""
+        """Read the operators' times from ONNX Runtime's profile; recording costs time, so only shares are exact."""
         with scratch_directory("profile") as directory:
             executor = OnnxRuntimeExecutor(program, self._options, profile=directory)
             steps(executor)
@@ -148,7 +148,7 @@ class OnnxRuntimeBenchmark(Benchmark):
 
     @override
     def describe(self) -> dict[str, Any]:
-        """Return the number of threads, what computes the operators, and the arithmetic of prefill."""
+        """Return the number of threads, the library of the operators, and the arithmetic of prefill."""
         native = native_operators(self._dtype)
         operators = "bodies" if native is None else native.describe()
         return {"threads": self._threads, "operators": operators, "prefill_precision": self._options.prefill_precision}

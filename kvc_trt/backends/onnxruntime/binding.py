@@ -1,4 +1,4 @@
-"""Bind arrays to a run of ONNX Runtime, and let go of the memory that it used."""
+"""Bind arrays to a run of ONNX Runtime, and release the memory that it used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's sessions of an engine's graphs: how each is loaded, which of its values are exposed, its profile."""
+"""Load ONNX Runtime's sessions of an engine's graphs, with exposed values and profiles."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class EngineSessions:
 
     @cached_property
     def _native(self) -> NativeOperators | None:
-        """The library of native operators, or None where the bodies run."""
+        """The library of native operators; None if the operators' bodies run."""
         return None if self.program.by_bodies else native_operators(self.program.dtype)
 
     @cached_property
@@ -91,7 +91,7 @@ class EngineSessions:
 
     @cached_property
     def extend_session(self) -> InferenceSession:
-        """The extend graph, as it is loaded for the first turn; its weights stay mapped from the file, like prefill's.
+        """The extend graph, which is loaded for the first turn; its weights stay mapped from the file, like prefill's.
 
         ValueError if the program has none."""
         if self.program.extend is None:
@@ -100,7 +100,7 @@ class EngineSessions:
 
     @cached_property
     def draft_session(self) -> InferenceSession:
-        """The draft graph, whose weights are packed where those of steps are and no native product reads the file.
+        """The draft graph; its weights are packed if those of steps are and no native product reads them in place.
 
         ValueError if the program has none."""
         if self.program.draft is None:
@@ -150,7 +150,7 @@ class EngineSessions:
         return {name: Path(session.end_profiling()) for name, session in loaded.items() if session is not None}
 
     def _check_precision(self) -> None:
-        """Raise UnsupportedEnvironment where this library or processor cannot compute prefill as asked."""
+        """Raise UnsupportedEnvironment if this library or processor cannot compute prefill as requested."""
         if self._options.prefill_precision == "bf16":
             native = self._native
             if native is None or native.instructions != BF16:

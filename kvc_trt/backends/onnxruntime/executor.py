@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
 from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
@@ -35,7 +36,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         return DraftPass(self.draft_session, self.program, self._buffers, self._expose_draft)
 
     def load(self) -> None:
-        """Load the graphs of prompts and steps now, so that the first prompt does not wait for it."""
+        """Load the graphs of prompts and steps now, so that the first prompt does not wait for them."""
         self._load_prefill()
         assert self.decode_session is not None
 
@@ -78,7 +79,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         return prefilled
 
     def prepare_slices(self) -> None:
-        """Load the parts of the prefill graph now, and measure what they cost."""
+        """Load the parts of the prefill graph now, and measure their times."""
         assert not self.cuts_prefill or self._sliced is not None
 
     def prefill_in_slices(
@@ -86,7 +87,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
     ) -> Generator[float, None, Prefilled]:
         """Run one slice of the prefill of a prompt [1,S] per `next`; each takes at most `limit` seconds if it can.
 
-        What is returned is the result of `prefill`, bit for bit. Closing the generator ends the prefill.
+        The returned result equals that of `prefill` bit for bit. Closing the generator abandons the prefill.
         """
         if len(prompt_lengths) != 1:
             raise ValueError(f"a prefill in slices is that of one prompt, found {len(prompt_lengths)}")
@@ -134,6 +135,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         self._runs += 1
         return self._logits[:rows]
 
+    @override
     def load_turns(self) -> None:
         """Load the extend graph."""
         assert self.extend_session is not None
@@ -142,7 +144,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
     ) -> Extended:  # fmt: skip
-        """Run a turn of the rows from `first_row` on; one that compacts writes their part of the buffers anew."""
+        """Run a turn of the rows from `first_row` on; if it compacts, it rewrites their part of the buffers."""
         rows, session = len(lengths), self.extend_session
         block = (input_ids.shape[1],) if self._limits.all_logits else ()
         logits = np.empty((rows, *block, self._limits.vocab_size), np.float32)
@@ -164,6 +166,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         return_freed_memory()
         return Extended(logits[np.arange(rows), lengths - 1], after, logits) if block else Extended(logits, after)
 
+    @override
     def load_drafts(self) -> None:
         """Load the draft graph."""
         assert self.draft_session is not None

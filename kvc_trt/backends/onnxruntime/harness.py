@@ -1,4 +1,4 @@
-"""Verify an engine on ONNX Runtime: its graphs, and every operator as the graphs contain it."""
+"""Verify an engine on ONNX Runtime: its graphs, and every operator in the form that the graphs have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OnnxRuntimeHarness(Harness):
     @property
     @override
     def truncates(self) -> bool:
-        """Return False: a CPU rounds."""
+        """Return False: CPU sums round to nearest."""
         return False
 
     @override
@@ -53,7 +53,7 @@ class OnnxRuntimeHarness(Harness):
 
     @override
     def open_beside_twin(self) -> OnnxRuntimeExecutor | None:
-        """Open the engine by bodies, like its twin, where a body computes a part of its steps' attention."""
+        """Open the engine with operators' bodies, like its twin, if a body computes attention in some of its steps."""
         if not self._attends_by_bodies:
             return None
         return self._executor(replace(engine_program(self._engine), by_bodies=True))
@@ -63,9 +63,9 @@ class OnnxRuntimeHarness(Harness):
 
     @cached_property
     def _attends_by_bodies(self) -> bool:
-        """True if the body of an operator attends in some steps, although the twin's steps could attend natively.
+        """True if a body computes attention in some steps, while the twin's steps could use native operators.
 
-        The native operator adds in another order than bodies do.
+        A native operator sums in another order than a body, so the two would not agree bit for bit.
         """
         native = native_operators(self._engine.model.dtype)
         if native is None:

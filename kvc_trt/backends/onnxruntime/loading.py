@@ -29,29 +29,29 @@ class LoadOptions:
     """Options for loading one graph."""
 
     threads: int | None
-    """Number of threads; None for ONNX Runtime's default, all cores."""
+    """The number of threads; None for ONNX Runtime's default, all cores."""
     prepack: bool
-    """Copy weights into the kernels' preferred layout; otherwise they stay mapped from the file."""
+    """True to copy weights into the kernels' preferred layout; otherwise they stay mapped from the file."""
     profile_prefix: Path | None = None
-    """Write ONNX Runtime's profile to a file with this prefix."""
+    """The prefix of the file for ONNX Runtime's profile; None writes none."""
     dtype: str = "float32"
-    """Type of the caches: native operators have only some."""
+    """The type of the caches; native operators support only some types."""
     prefill: PrefillPrecision | None = None
     """The arithmetic of a prefill graph; None for any other graph. bf16 needs native operators that have it."""
     weights: SharedWeights | None = None
     """The file of the graph's weights; None for a graph that holds its own."""
     prepared: bool = False
-    """The graph is part of one that `prepared_graph` gave."""
+    """True if the graph is a part of one returned by `prepared_graph`."""
     shares_buffers: bool = False
-    """Take buffers from one arena with all sessions that do: for sessions that run one after another."""
+    """True to share one arena of buffers among such sessions, which must run one after another."""
     few_tokens: bool = False
-    """A draft graph, whose products are of a few tokens: native where the library has such a product."""
+    """True for a draft graph, whose products of few tokens run natively if the library has such a product."""
     by_bodies: bool = False
-    """Run the operators' bodies, also where there are native operators."""
+    """True to run the operators' bodies even if there are native operators."""
 
     @property
     def native(self) -> NativeOperators | None:
-        """The library of native operators, or None where the bodies run."""
+        """The library of native operators; None if the operators' bodies run."""
         return None if self.by_bodies else native_operators(self.dtype)
 
 
@@ -85,7 +85,7 @@ def load_graph(graph: Graph, options: LoadOptions, expose: Sequence[str] = ()) -
 
 
 def prepared_graph(graph: Graph, options: LoadOptions, expose: Sequence[str] = ()) -> ModelProto:
-    """Return a graph as `load_graph` would give it to ONNX Runtime."""
+    """Return a graph in the form in which `load_graph` passes it to ONNX Runtime."""
     return _prepared(graph, expose, options.native, options)
 
 

@@ -1,7 +1,7 @@
 """Native operators: a library of custom operators in C++ (plugins_cpu/) that ONNX Runtime runs instead of the bodies.
 
-The library is optional. An operator that it has wins over the function of the same name in a graph; all others, all
-operators of engines whose activations are not float32 run their bodies. The bodies remain the specification.
+The library is optional. Its operators replace the functions of the same name in a graph. All other operators, and all
+operators of engines whose activations are not float32, run their bodies, which remain the specification.
 
 A library is executable code, so it is loaded only from KVC_TRT_CPU_KERNELS, from the package's `lib` folder, or from
 the `build` folder of the checkout that the package runs from.
@@ -29,7 +29,7 @@ NONE = "none"
 INSTRUCTIONS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "portable")
 """Instruction sets that a library may have, best first."""
 BF16 = "avx512bf16"
-"""The one that multiplies bfloat16."""
+"""The instruction set that multiplies bfloat16."""
 _PACKAGE = Path(__file__).resolve().parents[2]
 _CHECKOUT = _PACKAGE.parent
 _NAME = "libkvc_cpu.so"
@@ -37,11 +37,11 @@ _NAME = "libkvc_cpu.so"
 
 @dataclass(frozen=True)
 class NativeOperators:
-    """A library that was loaded and asked what it has."""
+    """A loaded library of native operators."""
 
     path: Path
     operators: frozenset[str]
-    """Names of the operators that it computes."""
+    """The names of the operators that it computes."""
 
     @property
     def instructions(self) -> str:
@@ -49,26 +49,26 @@ class NativeOperators:
         return _text(_loaded(self.path).kvc_cpu_instructions)
 
     def use_instructions(self, name: str) -> None:
-        """Use another instruction set in every session of the process; ValueError if it cannot be had here."""
+        """Use another instruction set in every session of the process; ValueError if this processor lacks it."""
         if not _loaded(self.path).kvc_cpu_use_instructions(name.encode()):
             raise ValueError(f"{self.path} has no {name} for this processor; expected {' or '.join(INSTRUCTIONS)}")
 
     def register(self, options: SessionOptions) -> None:
-        """Let the sessions that are made with these options use the operators."""
+        """Make the operators available to sessions with these options."""
         options.register_custom_ops_library(str(self.path))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the library, which tells measurements of one build from those of another."""
+        """The SHA-256 of the library, by which measurements of different builds are distinguished."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
     def describe(self) -> str:
-        """Return what runs, for the messages of every command."""
+        """Return the library's name and instruction set, for messages of commands."""
         return f"native operators ({self.instructions})"
 
 
 def native_operators(dtype: str = "float32") -> NativeOperators | None:
-    """Return the library to use for activations of this type, or None where the bodies run.
+    """Return the library to use for activations of this type; None if the operators' bodies run.
 
     Raises UnsupportedEnvironment for a library that the user names and that cannot be used.
     """
@@ -79,7 +79,7 @@ def native_operators(dtype: str = "float32") -> NativeOperators | None:
 def library_path() -> Path | None:
     """Return the library to use, or None. The file is not read.
 
-    UnsupportedEnvironment for one that the user names where others can change it.
+    UnsupportedEnvironment for a library that the user names and that other users can change.
     """
     named = os.environ.get(VARIABLE)
     if named == NONE:
@@ -102,7 +102,7 @@ def _in_checkout() -> bool:
 
 
 def describe_choice() -> str:
-    """Return what would run in an engine whose activations are float32, and why, in one line."""
+    """Return one line on the library that an engine with float32 activations would use, and the reason for it."""
     try:
         found = native_operators()
     except UnsupportedEnvironment as error:
@@ -114,7 +114,7 @@ def describe_choice() -> str:
 
 
 def how_to_get() -> str | None:
-    """Return the command that brings the library where there is none; None where there is one, or none is wanted."""
+    """Return the command that installs the library; None if there is one, or if the user wants none."""
     if os.environ.get(VARIABLE) or library_path() is not None:
         return None
     command = "make native" if _in_checkout() else "pip install --force-reinstall --no-deps ., in kvc-trt's sources"

@@ -18,7 +18,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 
 INLINED = "_inlfunc_"
 BETWEEN = "between operators"
-"""The part of a run that no operator takes: scheduling, allocation, and recording the profile itself."""
+"""The time of a run outside of operators: scheduling, allocation, and recording the profile itself."""
 
 
 def operator_times(profile: Path, warm_up: int = 1) -> list[OperatorTime]:
@@ -63,9 +63,9 @@ def is_node(event: Mapping[str, Any]) -> bool:
 
 
 def operator_of(event: Mapping[str, Any]) -> str:
-    """Return the operator that a node's event belongs to: the function it was inlined from, or its own type.
+    """Return the operator to which a node's event belongs: the function it was inlined from, or its own type.
 
-    What follows a "_" says how it is computed: by the body, or by the native operator of a cache format."""
+    A suffix after "_" is removed; it tells whether the body, or a cache format's native operator, computes it."""
     name = str(event["name"])
     found = name[len(INLINED) :] if name.startswith(INLINED) else str(event["args"]["op_name"])
     return found.partition("_")[0]
@@ -87,7 +87,7 @@ def _own_times(nodes: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]
 
 
 def _outermost(nodes: Iterable[Mapping[str, Any]]) -> float:
-    """Return the microseconds of the nodes that lie in no other; nodes by start."""
+    """Return the microseconds of the nodes that are not inside of another one; nodes are sorted by start."""
     total, reached = 0.0, float("-inf")
     for event in nodes:
         start, stop = _span(event)

@@ -1,8 +1,8 @@
 """One mapping of a weight file for all sessions that read it.
 
 ONNX Runtime maps a file of weights once per session, so two graphs of one engine would count each page twice against a
-limit of resident memory, and would read in what the other has read. Here the file is mapped once, and every session
-gets its tensors as they lie there.
+limit of resident memory, and would read the same pages again. Here the file is mapped once, and all sessions use its
+tensors in place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FLOAT32 = 1
 
 
 class SharedWeights:
-    """A weight file, mapped for as long as this object lives: it has to outlive the sessions that it lends to."""
+    """A weight file, mapped for as long as this object lives, which must outlive the sessions that use it."""
 
     def __init__(self, file: HeldFile) -> None:
         self._file, self._path = file, file.path
@@ -101,10 +101,10 @@ class SharedWeights:
 
 
 def never_folded(graph: GraphProto, bodies: Collection[str]) -> set[str]:
-    """Return the initializers that no optimiser computes with.
+    """Return the initializers with which no optimiser computes.
 
-    They are those that only operators of a native library read, ours without a body, matrices of lookups, and float32
-    matrices of products. Of 16-bit ones the optimiser makes float32.
+    They are those that only native operators without a body read, matrices of lookups, and float32 matrices of
+    products. 16-bit matrices are not among them, because the optimiser converts them to float32.
     """
     single = {one.name for one in graph.initializer if one.data_type == _FLOAT32}
     constants = {one.name for one in graph.initializer}
@@ -120,7 +120,7 @@ def never_folded(graph: GraphProto, bodies: Collection[str]) -> set[str]:
 
 
 def _unread(node: NodeProto, single: set[str]) -> set[str]:
-    """Return the inputs that lie as they are until a node runs; `single` are initializers in float32."""
+    """Return the inputs that stay unread until a node runs; `single` are initializers in float32."""
     if node.op_type == QUANTISED_ROWS.name:
         return set(node.input)
     if node.op_type == "Gather":

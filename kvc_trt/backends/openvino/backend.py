@@ -47,7 +47,7 @@ class OpenVinoBackend(OnnxRuntimeBackend):
 
     @override
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
-        """Return those of ONNX Runtime, which runs the steps, behind OpenVINO's own of the prefill graph."""
+        """Return the copy of the prefill graph in OpenVINO, and those of ONNX Runtime, which runs the steps."""
         return ("prompts", *super().packed_copies(weights, size, drafts=drafts))
 
     @override

@@ -15,7 +15,7 @@ from kvc_trt.engine.program import Program
 
 
 class OpenVinoBenchmark(OnnxRuntimeBenchmark):
-    """The processor, as both libraries use it."""
+    """Measures OpenVINO and ONNX Runtime on this machine's processor."""
 
     @override
     def open(self, program: Program) -> Any:
@@ -23,5 +23,5 @@ class OpenVinoBenchmark(OnnxRuntimeBenchmark):
 
     @override
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
-        """Return None: OpenVINO's profile does not say which nodes came from which operator."""
+        """Return None: OpenVINO's profile does not tell which nodes came from which operator."""
         return None

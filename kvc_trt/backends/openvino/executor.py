@@ -45,7 +45,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
     @property
     @override
     def cuts_prefill(self) -> bool:
-        """True if a prefill can run in several slices: OpenVINO compiles the whole graph."""
+        """False: a prefill cannot run in slices, because OpenVINO compiles the whole graph."""
         return False
 
     @cached_property
@@ -75,7 +75,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
 
 
 def target_of(program: Program, options: RunOptions) -> Target:
-    """Return what the form of a program's prefill graph depends on."""
+    """Return the properties on which the form of a program's prefill graph depends."""
     model = program.model
     plain = not softmax_of(model).code
     heads = AttentionHeads(model.num_attention_heads, model.num_key_value_heads, model.head_size, plain)

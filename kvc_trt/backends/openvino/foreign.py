@@ -1,7 +1,7 @@
-"""Operators that ONNX Runtime computes inside OpenVINO's graph: those that choose what stays of a prompt.
+"""Operators that ONNX Runtime computes inside OpenVINO's graph: those that choose the kept tokens of a prompt.
 
-OpenVINO's TopK promises nothing about equal values, and the lowest index has to win. So these operators run as in every
-other prefill: the native operator where ONNX Runtime has it, else the body.
+OpenVINO's TopK does not define the order of equal values, and the lowest index has to win. So these operators run as in
+every other prefill: as native operators if ONNX Runtime has them, otherwise as their bodies.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ForeignNode(openvino.Op):  # type: ignore[misc]
         self.constructor_validate_and_infer_types()
 
     def validate_and_infer_types(self) -> None:
-        """Declare the outputs; their shapes follow from the inputs' where those are known.
+        """Declare the outputs; their shapes follow from the inputs' if these are known.
 
         The CPU plugin computes in float32 and int32, and changes the types of all nodes but those from outside.
         """

@@ -64,7 +64,7 @@ class Constants:
         return cls(arrays, mapping)
 
     def release_pages(self) -> None:
-        """Give the pages of the file back to the system; what still needs them reads them again."""
+        """Return the pages of the file to the system; they are read again if they are still needed."""
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -78,7 +78,7 @@ class Target:
     """Type of the caches."""
     precision: PrefillPrecision = "f32"
     threads: int | None = None
-    """Number of threads; None for all cores."""
+    """The number of threads; None for all cores."""
 
     @property
     def lowered(self) -> frozenset[str]:
@@ -119,7 +119,7 @@ def lower(model: ModelProto, constants: Constants, target: Target) -> openvino.M
 
 
 def _conversions(model: ModelProto, constants: Constants, target: Target) -> dict[str, Conversion]:
-    """Return what turns a node of each operator into its outputs in OpenVINO's graph."""
+    """Return for each operator the function that turns a node into its outputs in OpenVINO's graph."""
     found: dict[str, Conversion] = {}
     if PREFILL_ATTENTION.name not in target.inlined:
         found[PREFILL_ATTENTION.name] = lambda node: [

@@ -85,7 +85,7 @@ def _by_token(value: Output, width: int) -> Node:
 
 
 def _unused() -> list[Node]:
-    """Return the inputs that switch off what this attention does not have.
+    """Return the inputs that switch off features of OpenVINO's paged attention that are not used here.
 
     In order: window of the score output; rotation of blocks (blocks, deltas, table); sparse attention (threshold, block
     size, stride); sinks; diversity of evicted blocks (start, sizes, blocks, where they begin); token types; biases

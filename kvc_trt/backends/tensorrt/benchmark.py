@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COPIED_BYTES = 1 << 30
 COPIES_PER_SAMPLE, SAMPLES = 8, 9
-"""Copies per sample, and samples. One copy takes half a millisecond; several of them hide the cost of a launch."""
+"""The number of copies per sample, and of samples. One copy takes half a millisecond; several hide a launch's cost."""
 
 
 class TensorRtBenchmark(Benchmark):
@@ -67,7 +67,7 @@ class TensorRtBenchmark(Benchmark):
 
     @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
-        """Return what the graph needs in ONNX Runtime, only an order of magnitude here: attention is fused."""
+        """Return the bytes of the graph in ONNX Runtime, only an order of magnitude here, where attention is fused."""
         return prefill_memory(program, rows, tokens)
 
     @contextmanager
@@ -78,7 +78,7 @@ class TensorRtBenchmark(Benchmark):
 
     @override
     def at_rest(self, executor: TensorRtExecutor) -> TensorRtExecutor:
-        """Free everything of the executor itself but its plans: to build them again takes minutes."""
+        """Return the same executor after freeing everything but its plans, which take minutes to build."""
         executor.release()
         return executor
 

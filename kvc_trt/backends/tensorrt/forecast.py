@@ -91,9 +91,9 @@ def activation_bytes(model: ModelConfig, profile: Profile) -> int:
 def turn_bytes(model: ModelConfig, state: Sequence[StateTensor], profile: Profile) -> int:
     """Return the bytes of the longest turn of a profile, `state` being that of an extend graph.
 
-    Beside what a prompt of that length takes: the mask of attention, a byte per new token and entry; where a turn is
-    compacted, stored and new tokens of one layer in one table; in fp32 all scores, twice. Codes of one layer are
-    widened for attention, to fp32 and then to the activations' type, and keys once more for the votes of a compaction.
+    Beside the memory of a prompt of that length, it counts the mask of attention, a byte per new token and entry; for a
+    turn that is compacted, one layer's stored and new tokens in one table; in fp32 all scores, twice. One layer's codes
+    are widened for attention, to fp32 and then to the activations' type, and keys once more for compaction's votes.
     """
     assert profile.sequence is not None
     rows, block, heads = profile.batch.largest, profile.sequence.largest, model.num_attention_heads
@@ -145,7 +145,7 @@ def check_fits(needed: Estimate, free: FreeMemory, what: str) -> None:
 def modelled_engine(
     model: ModelConfig, parameters: PolicyParameters, weights: float, prefill: Sequence[Profile], rows: int
 ) -> EngineBytes:
-    """Estimate what the engine would report; each plan has its own copy of the weights.
+    """Estimate the bytes that the built engine would report; each plan has its own copy of the weights.
 
     `model` has the type that the engine computes in, `weights` is the size of one copy of the model.
     """

@@ -36,7 +36,7 @@ WITH_DESCRIPTIONS = {
 
 
 def no_turns(parameters: PolicyParameters) -> str | None:
-    """Return why an engine takes no turns under this policy; None if it does.
+    """Return the reason why an engine takes no turns under this policy; None if it does.
 
     NVIDIA's builder (TensorRT-RTX 1.7.1) makes no plan of a graph in which every state tensor is first read and then
     overwritten: an assertion of its own fails. With page bounds, which are only overwritten, it does.
@@ -47,7 +47,7 @@ def no_turns(parameters: PolicyParameters) -> str | None:
 
 
 def target_problem(target: Any, backend: str, versions: frozenset[str]) -> str | None:
-    """Return what is wrong with a manifest's `target`, which must name the `versions` of these packages, or None."""
+    """Return the problem of a manifest's `target`, which must have the versions of these packages; None if correct."""
     names = {"backend", "architecture", "plugins", "compatibility", *versions}
     if not isinstance(target, Mapping) or set(target) != names or target["backend"] != backend:
         return f"expected backend {backend} with {', '.join(sorted(names))}"

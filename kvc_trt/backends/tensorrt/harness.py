@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
 
 FEWEST_ROWS = 8
-"""Number of rows that the rungs run at once."""
+"""The number of rows that the rungs run at once."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class TensorRtOperator:
 
     @property
     def name(self) -> str:
-        """Name of the operator, such as KvcCompact."""
+        """The name of the operator, such as KvcCompact."""
         return self.single.name
 
     @property
     def nodes(self) -> int:
-        """Number of the engine's nodes with it."""
+        """The number of the engine's nodes with this operator and constants."""
         return self.single.nodes
 
     @property
     def cache(self) -> int | None:
-        """Number of one cache it serves."""
+        """The number of one cache that it serves."""
         return self.single.cache
 
     def run(self, **inputs: Array) -> list[Array]:
@@ -73,7 +73,7 @@ class TensorRtHarness(Harness):
         check_rows(engine.build.max_batch_size, str(engine.path))
         self._engine = engine
         self._graphs = OnnxRuntimeHarness(engine, options)
-        """Harness over the engine's graphs, which contain the operators."""
+        """The harness of the engine's graphs, which contain the operators."""
 
     @property
     @override
@@ -136,7 +136,7 @@ class TensorRtHarness(Harness):
 
 
 def check_rows(rows: int, what: str) -> None:
-    """Raise InputError for engines of too few rows, before one is built."""
+    """Raise InputError if an engine would have too few rows to be verified; to be called before it is built."""
     if rows < FEWEST_ROWS:
         raise InputError(
             f"{what} takes {rows} rows at once; verification needs {FEWEST_ROWS}",

@@ -32,7 +32,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """Architecture as in nvcc and the manifest: sm_90."""
+        """The architecture in the notation of nvcc and the manifest, such as sm_90."""
         major, minor = self.capability
         return f"sm_{major}{minor}"
 
@@ -42,17 +42,17 @@ class GpuMachine:
     """The facts about this machine; if one is None, its `..._problem` may say why."""
 
     tensorrt: str | None = None
-    """Version that the loaded package reports: 11.4.0.106."""
+    """The version that the loaded package reports, such as 11.4.0.106."""
     tensorrt_problem: str | None = None
     cuda_runtime: Version | None = None
-    """CUDA version of the runtime in cuda-bindings; None if the package is missing or does not load."""
+    """The CUDA version of the runtime in cuda-bindings; None if the package is missing or does not load."""
     cuda_problem: str | None = None
     driver: Version | None = None
-    """Newest CUDA version that the driver supports; None without a driver."""
+    """The newest CUDA version that the driver supports; None without a driver."""
     gpu: Gpu | None = None
     gpu_problem: str | None = None
     libraries: tuple[PluginLibrary, ...] = ()
-    """Libraries with the plugins: the C++ library, and the kernel library that the Python plugins call."""
+    """The libraries with the plugins: the C++ library, and the kernel library that the Python plugins call."""
     library_problem: str | None = None
 
 
@@ -118,7 +118,7 @@ def _problem_in(facts: dict[str, Any], name: str) -> Iterator[None]:
 
 
 def _import(module: str, package: str) -> tuple[Any, str | None]:
-    """Import a module: (module, None), or (None, why it failed)."""
+    """Import a module; return (module, None), or (None, the reason why it failed)."""
     try:
         return importlib.import_module(module), None
     except Exception as error:  # a broken installation raises whatever its loader raises

@@ -91,7 +91,7 @@ def asked(library: PluginLibrary) -> PluginLibrary:
 
 
 def check_trusted(path: Path) -> None:
-    """Raise unless only this user or root can change the file and its folder."""
+    """Raise UnsupportedEnvironment unless only this user and root can change the file and its folder."""
     try:
         real = path.resolve(strict=True)
     except OSError as error:
@@ -103,10 +103,10 @@ def check_trusted(path: Path) -> None:
 
 @dataclass(frozen=True)
 class LoadedPlugins:
-    """Plugins in TensorRT's registry, kept alive for what is built or run with them."""
+    """Plugins in TensorRT's registry; the object must outlive everything that is built or run with them."""
 
     names: frozenset[str]
-    """Our operators in the registry."""
+    """The names of our operators in the registry."""
     keep: Any
     """The library's handle, or the registration of the Python plugins."""
 

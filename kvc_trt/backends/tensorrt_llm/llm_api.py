@@ -184,7 +184,7 @@ class Export:
     limits: tuple[str, ...]
     """Differences that no configuration of TensorRT-LLM's RocketKV can remove."""
     differences: tuple[str, ...]
-    """Where it computes something else than the policy."""
+    """The respects in which it computes something else than the policy."""
     warnings: tuple[str, ...]
     """Problems that are likely with this model and these numbers."""
 

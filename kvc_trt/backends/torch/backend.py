@@ -1,4 +1,4 @@
-"""PyTorch around the CUDA kernels: a GPU without TensorRT, or any CPU, slowly."""
+"""The backend of PyTorch around the CUDA kernels, for a GPU without TensorRT, or for any CPU, slowly."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class TorchBackend(Backend):
 
     @override
     def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
-        """Return what no PyTorch operations stand in for; a missing kernel is none of it (decision 0026)."""
+        """Return the feature that this backend lacks; PyTorch operations replace missing kernels (decision 0026)."""
         return missing_graph(parameters, layers) or missing_division(parameters, layers)
 
     @override
     def without_kernels(self, model: ModelConfig, parameters: PolicyParameters) -> str | None:
-        """Return which parts of the policy run as PyTorch operations; None if kernels do all of it."""
+        """Return the parts of the policy that run as PyTorch operations; None if kernels compute all of it."""
         path = policy_path(model, parameters)
         return None if path is None else str(path)
 
@@ -93,7 +93,7 @@ class TorchBackend(Backend):
 
     @override
     def kernels(self, engine: EngineDirectory) -> str | None:
-        """Return how many ranks share the engine's KV heads, and what runs without kernels; None if neither."""
+        """Return the number of ranks that share the KV heads, and the parts without kernels; None without either."""
         ranks, without = engine.build.tensor_parallel, super().kernels(engine)
         said = [*(() if ranks is None else (f"{ranks} ranks",)), *(() if without is None else (without,))]
         return "; ".join(said) or None
@@ -135,7 +135,7 @@ class TorchBackend(Backend):
 
 
 def _kernels() -> tuple[str | None, str | None]:
-    """Return the kernel library that would be called, and why it cannot run on a GPU."""
+    """Return the kernel library that would be called, and the reason why it cannot run on a GPU, each or None."""
     try:
         place = library_path()
         if place is None:

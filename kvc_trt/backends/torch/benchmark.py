@@ -4,7 +4,7 @@ Engine and twin share their weights in memory: on a CPU always in float32, so th
 actually read. Steps and prefills are timed by the host's clock, since both end with a wait for the device; parts of a
 prefill are timed by the device's events.
 
-`break_even` is what `--dense-until auto` measures here.
+`break_even` measures the length for `--dense-until auto` on this backend.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 STATE_BYTES = 2 << 30
-"""Bytes of caches: enough for a step to take much longer than its host overhead, and more than a GPU's L2 cache."""
+"""The bytes of all caches together: more than a GPU's L2 cache, so that a step takes far longer than its overhead."""
 
 
 class TimedDecoder(TorchDecoder):
@@ -71,12 +71,14 @@ class TimedDecoder(TorchDecoder):
             return sum(float(start.elapsed_time(end)) for start, end in self.marks) / 1e3
         return float(sum(end - start for start, end in self.marks))
 
+    @override
     def _compact(self, *arguments: Any) -> Any:
         start = self._now()
         found = super()._compact(*arguments)
         self.marks.append((start, self._now()))
         return found
 
+    @override
     def _store_by_nodes(self, *arguments: Any) -> Any:
         start = self._now()
         found = super()._store_by_nodes(*arguments)
@@ -94,7 +96,7 @@ class TimedDecoder(TorchDecoder):
 FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 COPIED_BYTES = 1 << 30
 COPIES_PER_SAMPLE, SAMPLES = 8, 9
-"""Copies per sample, and samples. One copy takes half a millisecond; several of them hide the cost of a launch."""
+"""The number of copies per sample, and of samples. One copy takes half a millisecond; several hide a launch's cost."""
 
 
 class TorchBenchmark(Benchmark):
@@ -142,7 +144,7 @@ class TorchBenchmark(Benchmark):
 
     @override
     def at_rest(self, executor: TorchExecutor) -> TorchExecutor:
-        """Free the caches of the executor itself, whose weights are those of every other."""
+        """Return the same executor after freeing its caches; its weights are shared with all others."""
         executor.allocate(0)
         return executor
 
@@ -187,7 +189,7 @@ class TorchBenchmark(Benchmark):
 
     @override
     def describe(self) -> dict[str, Any]:
-        """Return the device, what runs the operators, and on a CPU a note that no figure is from a GPU."""
+        """Return the device, the code of the operators, and on a CPU a note that no figure is from a GPU."""
         library = current_library()
         kernels = "reference operators" if library is None else f"{library.executor} library"
         found: dict[str, Any] = {"threads": self._threads, "torch_device": self._device.type, "kernels": kernels}

@@ -17,13 +17,13 @@ from kvc_trt.kernels.loading import VARIABLE, current_library
 log = logging.getLogger(__name__)
 DEVICES = ("auto", "cpu", "cuda")
 OLDEST_FOR_CUDA = (2, 8)
-"""First PyTorch version that can return 16-bit products in float32."""
+"""The first PyTorch version that can return 16-bit products in float32."""
 
 
 def choose_device(name: str = "auto") -> torch.device:
     """Return a device: `auto` is the kernel library's, or the CPU without one; `cpu` and `cuda` are never replaced.
 
-    InputError for another name, UnsupportedEnvironment for a GPU that cannot be used, with what is missing.
+    InputError for another name; UnsupportedEnvironment, with the missing part, for a GPU that cannot be used.
     """
     if name not in DEVICES:
         raise InputError(f"device {name!r}: expected one of {', '.join(DEVICES)}")
@@ -39,7 +39,7 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def kernel_device() -> torch.device:
-    """Return the device of the kernel library in use; the CPU, with the reference, without one."""
+    """Return the device of the kernel library in use; without a library the CPU, on which the reference runs."""
     library = current_library()
     if library is None or library.device_type == "cpu":
         return torch.device("cpu")
@@ -79,7 +79,7 @@ def _version() -> tuple[int, ...]:
 
 
 def from_numpy(array: NDArray[Any]) -> Tensor:
-    """Return the array as a CPU tensor, which shares its memory if that is contiguous and writable."""
+    """Return the array as a CPU tensor, which shares its memory if the array is contiguous and writable."""
     usable = np.require(array, requirements=["C", "W"])
     if usable.dtype.name == "bfloat16":
         return torch.from_numpy(usable.view(np.int16)).view(torch.bfloat16)

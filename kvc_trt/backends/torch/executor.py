@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchExecutor", "kernel_device"]
 
 PREFILL_TOKENS = 131072
-"""Largest number of tokens, padding included, that run through prefill together; more run in groups."""
+"""The largest number of tokens, including padding, that run through prefill together; more run in groups."""
 SHORTER = "take shorter prompts, or fewer rows"
 SMALLER = "take a smaller batch, or build the engine with a smaller token budget or length"
 
@@ -59,7 +59,7 @@ class TorchExecutor(ExecutorBase):
     prefill, query.L, attended.L, selected.L of decode; steps are then not captured. `weights` shares those of another
     executor; `dense_attention` replaces our kernel in layers that read their whole cache; `decoder_class`
     replaces the decoder. `twin_of` are the parameters of the engine whose dense twin the program is, if both must agree
-    bit for bit. Under a policy that has no kernels for some part, `expose` may name any value of the graphs' nodes.
+    bit for bit. If a policy has no kernels for some part, `expose` may name any value of the graphs' nodes.
     """
 
     def __init__(
@@ -114,19 +114,19 @@ class TorchExecutor(ExecutorBase):
 
     @cached_property
     def capturer(self) -> Capturer:
-        """Captures steps in CUDA graphs; its `refused` says why not, or is None."""
+        """The capturer of steps in CUDA graphs; its `refused` is the reason if it captures none, otherwise None."""
         if self.decoder.steps_by_nodes:
             return Capturer(self.device, "the host waits for lengths in steps that run as PyTorch operations")
         return Capturer(self.device, "inner values of every step are to be kept" if self._expose else None)
 
     @cached_property
     def _without_capture(self) -> Capturer:
-        """Captures nothing: for steps of so many tokens that experts group them."""
+        """The capturer that captures nothing, for steps with more than STEP_TOKENS tokens in a model with experts."""
         reason = f"steps of more than {memory.STEP_TOKENS} tokens group them by expert, for which the host waits"
         return Capturer(self.device, reason)
 
     def capturer_of(self, tokens: int) -> Capturer:
-        """Return what captures a step of so many tokens, or does not; steps of fewer are captured all the same."""
+        """Return the capturer for a step of `tokens` tokens; with experts, only steps of few tokens are captured."""
         grouped = self.program.model.description.experts is not None and tokens > memory.STEP_TOKENS
         return self._without_capture if grouped else self.capturer
 
@@ -136,7 +136,7 @@ class TorchExecutor(ExecutorBase):
         return self.device.type == "cuda" and DEVICE_SAMPLING.is_on
 
     def load(self) -> None:
-        """Read the weights now, so that the first prompt does not wait for it."""
+        """Read the weights now, so that the first prompt does not wait for them."""
         assert self.decoder is not None
 
     @property
@@ -171,9 +171,9 @@ class TorchExecutor(ExecutorBase):
         }
 
     def warm_up(self, progress: Progress, *, drafts: bool) -> None:
-        """Compile and capture the steps of every number of rows, and what they draw most often; nothing on a CPU.
+        """Compile and capture the steps for every number of rows, and their most common draws; nothing on a CPU.
 
-        Captures share scratch memory: the largest comes first, and the others take no more.
+        Captures share scratch memory: the largest comes first, so the others need no more.
         """
         if not self.capturer.captures:
             return
@@ -190,7 +190,7 @@ class TorchExecutor(ExecutorBase):
                     advance(1)
 
     def forget_steps(self) -> None:
-        """Let the next calls capture their steps anew, under the switches that hold then."""
+        """Drop all captured steps: later calls capture them again, with the switches set then."""
         self._steps = {}
 
     def state_bytes(self) -> int:
@@ -212,14 +212,14 @@ class TorchExecutor(ExecutorBase):
         return _prefilled(found[0] if len(found) == 1 else joined(found))
 
     def prepare_slices(self) -> None:
-        """Do nothing: slices run what a whole prefill runs."""
+        """Do nothing: slices need nothing that a whole prefill does not load."""
 
     def prefill_in_slices(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
     ) -> Generator[float, None, Prefilled]:
-        """Run a prompt [1,S] slice by slice; the result is that of `prefill` bit for bit, in the same memory.
+        """Run a prompt [1,S] slice by slice; the result equals that of `prefill` bit for bit, in the same memory.
 
-        Where inner values are exposed it is one slice, so that what runs in between does not replace them.
+        If inner values are exposed, there is one slice, so that no other run can replace them meanwhile.
         """
         if self._expose:
             return self.prefill(input_ids, prompt_lengths)
@@ -233,9 +233,9 @@ class TorchExecutor(ExecutorBase):
     def prefill_in_pieces(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]
     ) -> Generator[None, None, Prefilled]:
-        """Run prompts one piece per `next`, and wait for it; UnsupportedEnvironment where memory lacks.
+        """Run prompts one piece per `next`, waiting for each; UnsupportedEnvironment if there is too little memory.
 
-        Padding of all rows is left out, as `prefill` does: products of another shape may round otherwise.
+        Padding common to all rows is removed, as in `prefill`, because products of another shape may round differently.
         """
         input_ids = input_ids[:, : prompt_lengths.max()]
         self._require_prefill(*input_ids.shape)
@@ -281,9 +281,9 @@ class TorchExecutor(ExecutorBase):
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
         rules: Iterable[DrawRules | None],
     ) -> list[Answer]:  # fmt: skip
-        """Like `decode`, but draw each row's token by its rules on the device, for None return its logits.
+        """Like `decode`, but draw each row's token by its rules on the device; a row with None gets its logits.
 
-        Rules are looked at while the device runs the step.
+        The rules are iterated while the device runs the step.
         """
         step = self._step(tokens, positions, cache_lengths)
         return [answer for (answer,) in step.drawn([rule] for rule in rules)]
@@ -324,7 +324,7 @@ class TorchExecutor(ExecutorBase):
         return DrawnDraft(self._step(tokens, positions, cache_lengths).drawn(rules), undo)
 
     def _undo(self, rows: int) -> list[Any]:
-        """Return of each row what `take_back` needs besides the caches: sums over entries, under some policies."""
+        """Return for each row the data that `take_back` needs: sums over a cache's entries, if the policy has any."""
         sums = [f"{name}.{site.name}" for site in self._sites for name in site.parameters.selection.sums]
         return [{name: to_numpy(self._buffers[name][row]).copy() for name in sums} for row in range(rows)]
 
@@ -338,7 +338,7 @@ class TorchExecutor(ExecutorBase):
                 self._take_back_bounds(site, row, dropped)
 
     def _take_back_bounds(self, site: CacheSite, row: int, dropped: range) -> None:
-        """Make the bounds of one row's cache anew after its last slots."""
+        """Rebuild the page bounds of one row's cache after its last slots, `dropped`, were taken back."""
         form, page_size = site.parameters.cache_format.keys, site.parameters.page_size
         slots = stays_in_page(dropped, page_size)
         parts = [self._buffers[f"{name}.{site.name}"][row, :, slots] for name in part_names(K_CACHE, form)]
@@ -376,7 +376,7 @@ class TorchExecutor(ExecutorBase):
         return step
 
     def _static_step(self, rows: int, count: int) -> StaticStep:
-        """Return the step of so many rows and tokens of each, which is captured when it is needed first."""
+        """Return the step of `rows` rows with `count` tokens each, which is captured on its first use."""
         if (rows, count) not in self._steps:
             capturer = self.capturer_of(rows * count)
             made = StaticStep(self.decoder, self._buffers, rows, self.device, capturer, count=count)
@@ -395,7 +395,7 @@ class TorchExecutor(ExecutorBase):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Type of the weights and of all computation between them."""
+        """The type of the weights and of all computation between them."""
         return torch.float32 if self.device.type == "cpu" else self._cache_dtype
 
     def _moved(self, array: NDArray[np.int64]) -> Tensor:

@@ -81,12 +81,11 @@ class TorchHarness(Harness):
 
     @override
     def open_twin(self) -> Executor:
-        """Open the same weights under the policy that evicts nothing and reads everything."""
         return TorchExecutor(twin_program(self._engine), self._options, weights=self._weights)
 
     @override
     def open_beside_twin(self) -> None:
-        """Return None: the twin's steps run what the engine's run."""
+        """Return None: the twin's steps run the same operations as the engine's."""
 
     @cached_property
     def _weights(self) -> TorchWeights:
@@ -95,7 +94,7 @@ class TorchHarness(Harness):
 
     @override
     def operators(self) -> list[EngineOperator]:
-        """Each operator that a layer of this engine calls. Of a step that rotates, what comes behind the rotation."""
+        """Return each operator that a layer of this engine calls; for a step that rotates, the operator without it."""
         layers, device = self._engine.model.cached_layers, kernel_device()
         parameters, form = self._engine.parameters, self._engine.parameters.cache_format
         paged = sum(uses_pages(parameters, layer) for layer in layers)
@@ -113,7 +112,7 @@ class TorchHarness(Harness):
         return [*found, *stores, *self._linear_layers()]
 
     def _linear_layers(self) -> list[EngineOperator]:
-        """Return what takes in a token, and many tokens, in a linear layer."""
+        """Return the operators of linear layers, for one token and for many."""
         model, device = self._engine.model, kernel_device()
         part = next((one.linear for one in model.description.attention if one.linear is not None), None)
         if part is None:
@@ -125,7 +124,7 @@ class TorchHarness(Harness):
         ]
 
     def _stores(self) -> list[TorchOperator]:
-        """Return what stores whole prompts in a format, one for each capacity."""
+        """Return the operators that store whole prompts in a cache format, one for each capacity."""
         parameters, device = self._engine.parameters, kernel_device()
         caches: dict[int, list[int]] = {}
         for site in self._sites:
@@ -161,7 +160,7 @@ class TorchHarness(Harness):
 
     @override
     def draft_selections(self) -> list[list[Watched]]:
-        """Return nothing: of a pass, only what its last token reads could be seen."""
+        """Return nothing: a pass could only expose the slots that its last token reads."""
         return []
 
     @override
@@ -200,14 +199,14 @@ def _storing(capacity: int, form: CacheFormat) -> Callable[..., tuple[Tensor, ..
 
 
 def one_token(part: Linear, **given: Tensor) -> tuple[Tensor, ...]:
-    """Run what a linear layer does with one token of each row, by the names of KvcDeltaStep."""
+    """Run a linear layer's update by one token of each row, with inputs and outputs named as in KvcDeltaStep."""
     weights, inputs, state = _linear_arguments(given)
     active = torch.ones(len(state.memory), dtype=torch.bool, device=state.memory.device)
     return take_token(weights, part, inputs, state, active), *state
 
 
 def many_tokens(part: Linear, lengths: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
-    """Run what a linear layer does with many tokens of each row, by the names of KvcDeltaRule."""
+    """Run a linear layer's update by many tokens of each row, with inputs and outputs named as in KvcDeltaRule."""
     weights, inputs, state = _linear_arguments(given)
     return take_tokens(weights, part, inputs, state, lengths), *state
 

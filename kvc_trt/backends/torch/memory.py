@@ -1,4 +1,4 @@
-"""Model the device memory of an engine in PyTorch by formula, and refuse what does not fit.
+"""Model the device memory of an engine in PyTorch by formula, and refuse work that does not fit.
 
 All formulas count bytes from shapes; none allocates, or needs PyTorch. Activations are upper bounds: they count a
 layer's peak as if nothing were freed early.
@@ -108,7 +108,7 @@ def _inner_size(model: ModelConfig) -> int:
 
 
 def _linear_bytes(model: ModelConfig, tokens: int, itemsize: int) -> int:
-    """Return what a linear layer makes of tokens that it takes in together; 0 if the model has none.
+    """Return the bytes of a linear layer's values for the tokens that it processes together; 0 if the model has none.
 
     In the weights' type the stream, what is read of it, and the convolution's inputs; in float32 the convolution, the
     vectors of heads before and after the triangular system, and the products of a chunk's keys and queries.
@@ -128,7 +128,7 @@ def _copied_expert_bytes(model: ModelConfig, tokens: int, itemsize: int) -> int:
 
 
 def operation_bytes(model: ModelConfig, rows: int, length: int) -> int:
-    """Return what a prefill needs besides where the caches run by nodes: copies, and the scores of a block of queries.
+    """Return the additional bytes of a prefill whose caches run by nodes: copies, and the scores of a block of queries.
 
     Copies are queries and keys before the rotary embedding, heads gathered or repeated, and padding to whole blocks,
     all in float32.
@@ -141,7 +141,7 @@ def operation_bytes(model: ModelConfig, rows: int, length: int) -> int:
 
 
 def storing_bytes(model: ModelConfig, rows: int, length: int, *, itemsize: int) -> int:
-    """Return what storing a layer in a format needs besides: copies of keys and values, heads together.
+    """Return the additional bytes for storing a layer in a format: copies of keys and values, heads together.
 
     Where the reference stores them, in float32, it makes up to five tables of the size of keys or values on the way.
     """
@@ -150,7 +150,7 @@ def storing_bytes(model: ModelConfig, rows: int, length: int, *, itemsize: int) 
 
 
 def prefill_bound(program: Program, rows: int, length: int, *, itemsize: int) -> int:
-    """Return the bytes of a prefill of a program, with what its policy's nodes and its caches' format need."""
+    """Return the bytes of a prefill of a program, including those for its policy's nodes and its caches' format."""
     model, parameters = program.model, program.parameters
     needed = prefill_bytes(model, program.state, rows, length, itemsize=itemsize)
     if lacks_kernels(model, parameters):
@@ -183,7 +183,7 @@ def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
 
 
 def drawing_bytes(model: ModelConfig, rows: int) -> int:
-    """Return the bytes of draws for so many rows: tables of the vocabulary's size, at most nine of 8 bytes at once."""
+    """Return the bytes of draws for `rows` rows: tables of the vocabulary's size, at most nine of 8 bytes at once."""
     return 9 * rows * model.vocab_size * INT64
 
 

@@ -41,7 +41,7 @@ class NodeHarness(TorchHarness):
 
     @override
     def open_twin(self) -> Executor:
-        """Open the dense twin so that its steps run what the engine's run within the budget."""
+        """Open the dense twin so that its steps run the same operations as the engine's within the budget."""
         twin, engine = twin_program(self._engine), self._engine.parameters
         return TorchExecutor(twin, self._options, weights=self._weights, twin_of=engine)
 
@@ -113,7 +113,7 @@ class NodeHarness(TorchHarness):
 
     @override
     def describe(self) -> dict[str, str]:
-        """Return what the other harness says, and what runs without kernels."""
+        """Return the description of `TorchHarness`, and the parts that run without kernels."""
         return {**super().describe(), "without kernels": str(self._path)}
 
     def _writers(self, write: Callable[[int], Sequence[NodeProto]], kind: str) -> list[tuple[CacheSite, NodeProto]]:

@@ -1,4 +1,4 @@
-"""Which parts of a policy have kernels, and which run as PyTorch operations (decision 0026)."""
+"""Find the parts of a policy that have kernels, and those that run as PyTorch operations (decision 0026)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicyPath:
-    """How an engine runs whose policy has no kernels for some part: prompts and turns run by the nodes of its graphs.
+    """The parts of a policy without kernels. Prompts and turns of its engine run node by node of their graphs.
 
     The bodies of operators without a kernel run as PyTorch operations.
     """
@@ -51,7 +51,7 @@ def lacks_kernels(model: ModelConfig, parameters: PolicyParameters) -> bool:
 
 @lru_cache(maxsize=64)
 def policy_path(model: ModelConfig, parameters: PolicyParameters) -> PolicyPath | None:
-    """Return what runs by nodes under a policy; None if kernels do all of it. Other policies need the package onnx."""
+    """Return the parts of a policy that run by nodes; None if kernels run all. The other policies need package onnx."""
     if not lacks_kernels(model, parameters):
         return None
     layers = model.cached_layers

@@ -1,4 +1,4 @@
-"""Store whole prompts in caches with room for what follows, in any format."""
+"""Store whole prompts in caches of any format, with room for later tokens."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from kvc_trt.sizes import readable_size
 from kvc_trt.validation import validated
 
 USABLE_MEMORY = 0.8
-"""Largest share of this machine's memory that weights may take."""
+"""The largest share of this machine's memory that weights may take."""
 WeightKind = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"]
 BYTES_PER_WEIGHT: dict[str, float] = {
     "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1 + 2 / 32, "int4": 0.5 + 2 / 32, "keep": 1 + 2 / 32,

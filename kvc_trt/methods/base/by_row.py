@@ -170,9 +170,9 @@ def rows_alone(own: Operator, alike: Run[Case]) -> Run[Case]:
 
 @dataclass(frozen=True)
 class _OfOneRow:
-    """An operator whose rows have capacities, run as the one whose rows are alike: a row of so many slots.
+    """Runs an operator with a capacity for each row on one row, as if it were the operator without capacities.
 
-    Beside it runs a copy of the row that uses all slots, so that no result may depend on the other rows."""
+    Beside it runs a copy of the row that uses all slots, so that results are shown not to depend on other rows."""
 
     operator: RunnableAlone
     schema: Operator
@@ -219,7 +219,7 @@ class _OfOneRow:
 
 
 def _row_of(case: Case, row: int, slots: int) -> Case:
-    """Return one row of a case, in caches of so many slots."""
+    """Return one row of a case, in caches of `slots` slots."""
     one = slice(row, row + 1)
     tables: dict[str, Any] = {name: table[one] for name, table in vars(case).items() if isinstance(table, np.ndarray)}
     tables |= {name: tables[name][:, :, :slots] for name in ("k_cache", "v_cache")}

@@ -46,9 +46,9 @@ class Constants:
 
     policy: Name
     prompt_eviction: Name
-    """Name of the `PromptEviction`."""
+    """The name of the `PromptEviction`."""
     decode_selection: Name
-    """Name of the `DecodeSelection`."""
+    """The name of the `DecodeSelection`."""
     token_budget: Positive
     max_input_len: Positive
     max_output_len: Positive
@@ -100,7 +100,7 @@ class Constants:
     short_pool_kernel: Count = 0
     """0 where every prompt is pooled by `pool_kernel`."""
     pool_kind: PoolKind = "max"
-    """How the votes of the last queries spread to neighbours: their maximum or their average."""
+    """The pooling of the last queries' votes over neighbours: their maximum or their average."""
     prompt_share: Share = 0.0
     """With `by_length`: the share that a prompt keeps of its tokens before the window; 0 where the token budget and the
     split say how many it keeps."""
@@ -113,7 +113,7 @@ class Constants:
 
     @property
     def cache_format(self) -> CacheFormat:
-        """How the cache stores keys and values."""
+        """The format in which the cache stores keys and values."""
         return CACHE_FORMATS[self.kv_cache]
 
     @property

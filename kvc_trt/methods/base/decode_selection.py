@@ -47,11 +47,11 @@ class DecodeSelection(ABC):
     drops_before_append = False
     """True if a step drops the oldest token that is not a sink before it stores the new one."""
     spare_slots = 0
-    """Number of slots beyond the budget."""
+    """The number of slots beyond the budget."""
     reads_a_part = False
     """True if a step reads only some entries of a cache that keeps them all, once a row exceeds the budget."""
     reads_beside = 0
-    """Number of tokens that such a step reads in addition to `top_k`."""
+    """The number of tokens that such a step reads in addition to `top_k`."""
     sums: tuple[str, ...] = ()
     """State to which a step adds, so that undoing one needs a copy from before."""
     any_softmax = False

@@ -51,7 +51,7 @@ class PromptBatch:
 
 
 def softmax_of(config: ModelConfig) -> SoftmaxForm:
-    """Return what all layers of a model make of the logits of attention."""
+    """Return the softmax settings (cap, sinks) shared by all layers of a model."""
     return SoftmaxForm(config.description.attention_softcap, config.description.attention_sinks)
 
 
@@ -198,7 +198,7 @@ class DecodeBatch:
     positions: Value
     """[B]: logical position of each row's first token."""
     slice_until: int
-    """Largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
+    """The largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
     rotary_tables: Callable[[], tuple[Value, Value]]
     """Cosine and sine of every position, [S,D/2], in layers without a base of their own."""
     tokens: int = 1
@@ -220,14 +220,14 @@ class StepLayer(CacheLayer):
     lengths: Value
     """[B]: entries of the cache before this step."""
     attended: str
-    """Name of the attention result."""
+    """The name of the attention result."""
     token: int = 0
-    """Which of the row's tokens this is, where one run feeds several."""
+    """The index of this token among those of the row that one run feeds."""
     tokens: int = 1
-    """How many tokens of a row one run feeds."""
+    """The number of tokens of a row that one run feeds."""
 
     def state(self, tensor: str) -> Value:
-        """Return the cache's state tensor of that name, as the token before this one left it."""
+        """Return the cache's state tensor of that name, as the previous token left it."""
         if self.token == 0:
             return f"{tensor}.{self.name}"
         return of_token(f"{tensor}_out.{self.name}", self.token - 1, self.tokens)

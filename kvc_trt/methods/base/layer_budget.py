@@ -1,4 +1,4 @@
-"""How much each layer keeps: all the same, or SqueezeAttention's division, for any eviction.
+"""Divide the budget among layers, evenly or as SqueezeAttention does, for any eviction.
 
 `squeeze` divides once, by cosines that a build measures on calibration prompts. `squeeze-online` divides for each
 prompt in the prefill graph: every layer has room for twice the budget (`squeeze_cap` times) and is trimmed once all

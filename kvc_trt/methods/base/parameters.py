@@ -117,7 +117,7 @@ class PolicyParameters(Constants):
 
     @property
     def slice_limit(self) -> int:
-        """Number of entries up to which an engine promises dense results and attends to a slice of the cache."""
+        """The number of entries up to which an engine promises dense results and attends to a slice of the cache."""
         if self.reads_a_part or self.evicts_while_decoding:
             return self.dense_limit
         return self.token_budget if self.eviction.evicts else 0
@@ -155,7 +155,7 @@ class PolicyParameters(Constants):
 
     @property
     def spare_slots(self) -> int:
-        """Number of slots beyond the budget."""
+        """The number of slots beyond the budget."""
         return self.selection.spare_slots
 
     @property
@@ -185,7 +185,7 @@ class PolicyParameters(Constants):
 
     @property
     def most_read(self) -> int:
-        """Number of tokens that a sparse step reads of a row."""
+        """The number of tokens that a sparse step reads of a row."""
         return self.top_k + self.selection.reads_beside
 
     @property
@@ -322,7 +322,7 @@ class Division(NamedTuple):
     """True if only tokens of the prompt compete for the budget; otherwise those of the answer do too."""
 
     def room(self, prompt_tokens: int) -> int:
-        """Return the most tokens that a layer can keep, after a prompt of so many."""
+        """Return the most tokens that a layer can keep, after a prompt of `prompt_tokens` tokens."""
         return min(self.most, prompt_tokens) if self.of_prompt else self.most
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvc_trt.methods.rankings.ranking import ChosenList
 from kvc_trt.methods.rankings.rounding import RELATIVE_ROUNDING, SMALLEST_NORMAL, Float64, Int64
@@ -114,10 +115,12 @@ class AttendedEntries(WeighedEntries):
     of_layer: bool = False
     """True where all KV heads share one list, by the sum over all query heads."""
 
+    @override
     def refuse_together(self, lists: NDArray[np.integer]) -> str | None:
         """Refuse lists that differ where all KV heads share one."""
         return "KV heads keep different tokens" if self.of_layer and (lists != lists[0]).any() else None
 
+    @override
     def scores(self, head: int) -> WeightScores:
         """Score the entries before the last `recent` by the attention that the group or the layer gave them."""
         groups, entries, _ = self.keys.shape

@@ -1,4 +1,4 @@
-"""The ranking of a kind: how it orders what it chooses from, and the proof that rounding may have changed a choice.
+"""The ranking of a kind: the order of the entries it chooses from, and proofs that rounding may have changed a choice.
 
 A kind of prompt eviction or of decode selection brings its own ranking, in its own file. Verification compares lists
 and counts; where a list differs from the reference's, it asks the ranking to explain the difference in float64.
@@ -31,9 +31,9 @@ class ChosenList:
 
     row: int
     head: int
-    """Number of the list within its row."""
+    """The number of the list within its row."""
     lists: int
-    """Number of lists per row: one per KV head, or one per query head."""
+    """The number of lists per row: one per KV head, or one per query head."""
     taken: Int64
     """All tokens of the list, ascending."""
     extra: Int64
@@ -156,7 +156,7 @@ def part_of_head(table: Array, head: int, heads: int) -> Float64:
 
 
 class Ranking(ABC, Generic[Inputs]):
-    """How a kind orders what it chooses from."""
+    """The order in which a kind chooses among entries, and the judge of other executors' choices."""
 
     proves_equal_inputs = False
     """True if `explain_on_equal_inputs` judges lists that were chosen from the reference's own inputs.
@@ -181,7 +181,7 @@ class Ranking(ABC, Generic[Inputs]):
 
 
 class PromptRanking(Ranking[Prompts]):
-    """How prompt eviction orders the tokens of a prompt."""
+    """The order in which prompt eviction chooses among the tokens of a prompt."""
 
     ranks_turns_alike = False
     """True if a turn's last queries rank stored and new tokens as a prompt's last queries rank the prompt.
@@ -190,7 +190,7 @@ class PromptRanking(Ranking[Prompts]):
 
 
 class StepRanking(Ranking[Step]):
-    """How decode selection orders the tokens of a cache."""
+    """The order in which decode selection chooses among the tokens of a cache."""
 
     def scored_by(self, step: Step, explained: Sequence[ChosenList], slack: float) -> Any:
         """Return what `DecodeSelection.output_of` needs to know about a choice beyond its lists; usually nothing.

@@ -90,7 +90,7 @@ class _Ring:
     newest: Value
     """INT64 [B,1,1,1]: slot of the new token."""
     length: Value
-    """Number of slots after the sinks: INT64 [B,1,1,1], a scalar if rows are alike."""
+    """The number of slots after the sinks: INT64 [B,1,1,1], a scalar if rows are alike."""
     by_row: bool
 
     def state(self, emit: Emitter) -> dict[str, Value]:

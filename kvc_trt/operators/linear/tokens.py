@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 KERNEL = "kernel"
-"""Name of an engine's number of tokens that the convolution reads."""
+"""The name of an engine's number of tokens that the convolution reads."""
 
 MEMORY = Tensor("memory", FLOAT, ("B", "ValueHeads", "KeySize", "ValueSize"), "what each value head has taken in")
 LAST_INPUTS = Tensor("last_inputs", CACHE, ("B", "Before", "Channels"), "what the convolution has read of the last")

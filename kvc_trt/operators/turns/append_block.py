@@ -27,7 +27,7 @@ LENGTHS = Tensor("lengths", INT64, ("B",), "new tokens of each row, 1..M")
 
 
 class BlockPlaces:
-    """Where the tokens of a block go, and their entries with padding replaced by the row's last token."""
+    """The places of a block's tokens, and their entries, in which the row's last token replaces padding."""
 
     def __init__(self, emit: Emitter, block: Value = "k_new") -> None:
         self._emit = emit

@@ -1,1 +1,1 @@
-"""Plan the memory and the floor of an engine from its shapes alone."""
+"""Plan an engine's memory, and the least time of its steps, from its shapes alone."""

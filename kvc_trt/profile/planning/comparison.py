@@ -1,8 +1,8 @@
-"""All policies at one token budget side by side: what each stores, what a step reads, and the papers' formulas.
+"""Compare all policies at one token budget: the bytes that each stores, those that a step reads, and papers' formulas.
 
 The formulas are those of RocketKV's Table 1 (arXiv 2502.14051), fractions of the dense cache at a compression of
 c = S / token budget. Its storage column counts the auxiliary data of SparQ and RocketKV in keys, not in pairs of key
-and value, and is of the even split; ours are bytes, as allocated.
+and value, and assumes the even split; our figures are bytes, as allocated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvc_trt.profile.model_size import cache_itemsize
 from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, row_traffic
 
 OF_ALL_POLICIES = ("layer_budget", "kv_cache", "window")
-"""Numbers set by hand that hold for every policy which has them."""
+"""Settings given by the user that apply to every policy which has them."""
 _SETTINGS = {
     "model", "token_budget", "max_input_len", "max_output_len", "max_conversation_len", "split", "head_pattern",
     *OF_ALL_POLICIES,
@@ -31,11 +31,11 @@ _SETTINGS = {
 
 
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, turns: bool) -> dict[str, Any]:
-    """Return one row per policy at the budget and the lengths of `config`; a policy that cannot have them says why.
+    """Return one entry per policy at the budget and the lengths of `config`, as JSON-compatible data.
 
-    Where neither policy nor budget is named, the budget is that of the policy which the model's preset recommends.
-    Whole caches in the other formats have rows of their own. Bytes are of one row of a batch at its longest.
-    InputError if no policy is possible.
+    The entry of a policy that cannot be built so has the reason, `not_applicable`. If `config` names neither policy nor
+    budget, the budget is that of the policy which the model's preset recommends. Whole caches in the other formats have
+    entries of their own. Bytes are those of one row of a batch at its longest. InputError if no policy is possible.
     """
     filled, taken = for_every_policy(config, choice), recommended(config, choice)
     if taken is not None and filled.max_output_len is not None:

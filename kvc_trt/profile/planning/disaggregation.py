@@ -1,8 +1,8 @@
-"""Prefill and decode on different machines: what travels between them, and how many of one the other keeps busy.
+"""Prefill and decode on different machines: the bytes sent between them, and the decode replicas per prefill replica.
 
-Sizes follow from the engine. Times are floors, of published figures: a prompt's operations over the matrix throughput,
+Sizes follow from the engine. Times are floors by published figures: a prompt's operations over the matrix throughput,
 a step's bytes over the memory's bandwidth, a cache's bytes over the network's. A replica is one engine: one GPU, or
-those that share it.
+the GPUs that share it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvc_trt.profile.planning.placement import SIDES, Placement
 from kvc_trt.profile.traffic import full_state_bytes, stored_context_bytes
 
 LARGEST_BATCH = 32
-"""Rows of a decode replica, or as many as fit."""
+"""The largest number of rows of a decode replica; fewer if fewer fit."""
 LOGIT_BYTES = 4
 
 ASSUMPTIONS = (
@@ -27,9 +27,9 @@ ASSUMPTIONS = (
 
 
 def plan_disaggregation(placement: Placement, bandwidth: float, gpus: Sequence[Accelerator] = HOPPER) -> dict[str, Any]:
-    """Return the plan as JSON-compatible data; `bandwidth` of the network in bytes per second, times in seconds.
+    """Return the plan as JSON-compatible data; `bandwidth` is the network's in bytes per second, times are in seconds.
 
-    A replica is a placement: one GPU, or the ranks that share an engine. Times are None where it does not hold one.
+    A replica is one placement. Times are None for GPUs that do not hold the engine.
     """
     model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
     prompt = parameters.max_input_len
@@ -58,7 +58,7 @@ def plan_disaggregation(placement: Placement, bandwidth: float, gpus: Sequence[A
 
 
 def _decode_side(placement: Placement, side: str, gpu: Accelerator, transfer_seconds: float) -> dict[str, Any]:
-    """Return how many decode replicas one prefill replica feeds; None where not even one row fits."""
+    """Return the number of decode replicas that one prefill replica feeds; None where not even one row fits."""
     rows = min(LARGEST_BATCH, placement.rows_that_fit(side, gpu))
     if rows == 0:
         return {"rows": 0, "answer_seconds": None, "decode_replicas": None, "limit": None}

@@ -1,4 +1,4 @@
-"""The largest token budget of each policy and cache format whose rows fit a memory."""
+"""Find the largest token budget of each policy and cache format with which the caches fit a memory."""
 
 from __future__ import annotations
 
@@ -17,46 +17,47 @@ from kvc_trt.sizes import readable_size
 
 @dataclass(frozen=True)
 class Limit:
-    """A memory for caches, and the rows that share it."""
+    """The memory that caches may take, and the number of rows that share it."""
 
     memory: int | None
-    """Bytes of all rows' caches together, on each GPU; None: what a GPU has beside everything else that it holds."""
+    """Bytes of all rows' caches together on each GPU; None: what weights and all else leave of a GPU's memory."""
     rows: int
 
 
 @dataclass(frozen=True)
 class Sought:
-    """A policy in a cache format, whose largest token budget is sought."""
+    """A policy and a cache format for which `plan_limit` finds the largest token budget."""
 
     policy: str
     kv_cache: str
     longest: int
-    """Tokens of the longest sequence: with a budget of as many, a step reads everything."""
+    """Tokens of the longest sequence; with this budget, a step reads the whole cache."""
     has_budget: bool
     """False for the policy that keeps everything."""
     parameters: Callable[[int], PolicyParameters]
-    """The numbers of a token budget; InputError where there is no such engine."""
+    """Return the policy's parameters for a token budget; InputError if it cannot be built with that budget."""
     place: Callable[[PolicyParameters], Placement]
+    """Return the placement of the engine with these parameters."""
 
 
 @dataclass(frozen=True)
 class LargestBudget:
-    """The largest budget that fits, or what the smallest engine takes."""
+    """The largest budget that fits, or the bytes of the smallest engine if none fits."""
 
     budget: int | None
     """None where no budget fits."""
     needed: float
-    """Bytes that this budget takes; without one, those of the smallest engine that was found."""
+    """Bytes taken with `budget`; if that is None, those of the smallest engine found."""
 
 
 def plan_limit(
     local: ModelConfig, sought: Sequence[Sought], limit: Limit, itemsize: int, gpus: Sequence[Accelerator]
 ) -> dict[str, Any]:
-    """Return the budgets that fit as plain data: a table for a memory, or one for each GPU.
+    """Return the largest budgets that fit as plain data: one table for `limit.memory`, or without it one for each GPU.
 
-    Bytes are those of each GPU: `local` is the part of the model that one GPU computes.
+    `local` is the part of the model that one GPU computes; bytes are those of one GPU, `itemsize` those of an element.
 
-    InputError if a row's part of the memory does not hold one token, or nothing fits.
+    InputError if the memory does not hold one token of each row, or if nothing fits.
     """
 
     def on(gpu: Accelerator) -> Callable[[Sought], dict[str, Any]]:
@@ -92,7 +93,7 @@ def _entry(
     *,
     gpus: Sequence[Accelerator],
 ) -> dict[str, Any]:
-    """Return one line of a table: the budget with what follows from it, or why there is none."""
+    """Return one line of a table: the largest budget with its sizes and times, or the reason that there is none."""
     head = {"policy": one.policy, "kv_cache": one.kv_cache}
     try:
         found = largest_budget(lambda budget: needed(one.parameters(budget)), memory, one.longest)
@@ -119,9 +120,11 @@ def _entry(
 def largest_budget(needed: Callable[[int], float], memory: float, longest: int) -> LargestBudget:
     """Return the largest budget of at most `longest` tokens that needs at most `memory` bytes.
 
-    `needed` never falls as the budget grows, and raises InputError for budgets that are too small for the policy: the
-    one of the longest budget is raised, others are taken for too small. Bytes are close to a line in the budget, so the
-    next one tried is where the line through two known ones meets the memory, and every third is in the middle.
+    `needed` returns the bytes of a budget. It never falls as the budget grows, and raises InputError for budgets that
+    are too small for the policy. An InputError at `longest` is raised, at other budgets it means "too small".
+
+    Bytes are nearly linear in the budget, so the next budget tried is where the line through two known ones meets the
+    memory; every third try is the middle instead.
     """
     low, low_bytes = 0, None
     high, high_bytes = longest, needed(longest)
@@ -159,7 +162,7 @@ def _check_holds_a_token(local: ModelConfig, formats: set[str], itemsize: int, l
 
 
 def _refuse(tables: Sequence[dict[str, Any]], limit: Limit) -> None:
-    """Raise InputError for a memory that no engine fits."""
+    """Raise InputError that names the engine closest to fitting; no engine fits the memory."""
     entries = [(table, entry) for table in tables for entry in table["budgets"]]
     short = [(entry["least_needed_bytes"], table, entry) for table, entry in entries if "least_needed_bytes" in entry]
     if not short:

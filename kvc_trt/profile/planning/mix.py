@@ -1,4 +1,4 @@
-"""Requests of several lengths at once: how many a GPU would answer each second, predicted from floors.
+"""Predict from floors the requests of several lengths that a GPU answers each second.
 
 The model: a fixed number of callers, each of whom asks again when an answer ends. As many requests as fit decode
 together; the others wait. A GPU either reads one prompt or takes one step of all rows, so one request occupies it for
@@ -6,8 +6,8 @@ its prefill, and for its share of the steps in which it is a row:
 
     seconds per request = E[prefill] + E[steps] * step / rows
 
-Rows in a step are drawn by how long requests stay, that is in proportion to weight times steps. Time between steps,
-scheduling and sums between GPUs are not in it.
+A kind of request makes up a share of a step's rows in proportion to its weight times its steps. The model leaves out
+the time between steps, scheduling, and sums between GPUs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MixedRequest(OwnSchema):
     output: _Tokens
     """Tokens of the answer."""
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    """How often it is asked, relative to the others."""
+    """The frequency of this kind of request, relative to the others."""
 
 
 class _MixFile(OwnSchema):
@@ -49,7 +49,7 @@ class _MixFile(OwnSchema):
 
 @dataclass(frozen=True)
 class Mix:
-    """Kinds of requests, and how many callers ask."""
+    """Kinds of requests, and the number of concurrent callers."""
 
     path: Path
     concurrency: int
@@ -66,7 +66,7 @@ class Mix:
         return max(request.output for request in self.requests)
 
     def check(self, max_input_len: int, max_output_len: int) -> None:
-        """Raise InputError for a request that an engine of these lengths does not take."""
+        """Raise InputError for a request that is too long for an engine of these lengths."""
         for number, request in enumerate(self.requests):
             for name, found, most, option in (
                 ("input", request.input, max_input_len, "--max-input-len"),
@@ -80,10 +80,10 @@ class Mix:
 
 
 def read_mix(path: Path) -> Mix:
-    """Read a mix, a YAML or JSON file; InputError for a file that is none.
+    """Read a mix from a YAML or JSON file; InputError for an invalid file.
 
-    It has `concurrency`, the callers, and `requests`, a list of mappings: `input` and `output` in tokens, and `weight`,
-    1 where it is left out.
+    The file has `concurrency`, the number of callers, and `requests`, a list of mappings with `input` and `output` in
+    tokens, and `weight` (default 1).
     """
     found = validated(_MixFile, read_mapping(path), str(path))
     requests = (
@@ -93,7 +93,7 @@ def read_mix(path: Path) -> Mix:
 
 
 def plan_mix(placement: Placement, mix: Mix, gpus: Sequence[Accelerator]) -> dict[str, Any]:
-    """Return what each GPU that holds the engine would reach, as plain data; seconds per request and rates."""
+    """Return the predicted rates and seconds per request of each GPU that holds the engine, as plain data."""
     total = sum(request.weight for request in mix.requests)
     outputs = sum(request.weight * request.output for request in mix.requests) / total
     return {
@@ -113,7 +113,7 @@ def plan_mix(placement: Placement, mix: Mix, gpus: Sequence[Accelerator]) -> dic
 def _side(
     placement: Placement, side: str, gpu: Accelerator, mix: Mix, total: float, outputs: float
 ) -> dict[str, Any] | None:
-    """Return the rates of one side; None where not even one row fits."""
+    """Return the rates of one side (of `SIDES`) on one GPU; None if not even one row fits."""
     rows = min(mix.concurrency, placement.rows_that_fit(side, gpu))
     if rows == 0:
         return None

@@ -1,7 +1,7 @@
-"""An engine on one GPU, or divided among several: what each GPU holds, reads and computes.
+"""An engine on one GPU, or divided among several: the bytes that each GPU holds and reads, and its operations.
 
-Everything that a plan says of GPUs is asked here, so its tables cannot disagree: how many rows fit follows from the
-backend's own model of its memory where it has one, and from weights and caches where it has none. Times are floors.
+All tables of a plan take their figures of GPUs from here, so they cannot disagree. The number of rows that fit follows
+from the backend's own model of its memory if it has one, otherwise from weights and caches. Times are floors.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from kvc_trt.profile.model_size import (
 from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, row_traffic
 
 SIDES = ("full", "compressed")
-"""The engine that keeps and reads every token, and the policy's."""
+"""`full` is the engine that keeps and reads every token, `compressed` that of the policy."""
 MemoryOf = Callable[[PolicyParameters, int], float]
-"""Bytes of one GPU while an engine of these parameters decodes so many rows."""
+"""Return the bytes of one GPU while an engine of these parameters decodes the given number of rows."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a plan on each GPU."""
+    """The memory and the step cost of one of `SIDES` on each GPU."""
 
     row_bytes: int
     """Bytes of one row's cache."""
     step: StepCost
     memory: Callable[[int], float]
-    """Bytes of everything, by the number of rows; they never fall with it."""
+    """Return the bytes of everything on a GPU for a number of rows; more rows never take fewer bytes."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """An engine, and the part of it that each GPU has."""
+    """An engine, and the part of it on each GPU."""
 
     model: ModelConfig
     local: ModelConfig
-    """The part of the model that one GPU computes; `model` itself on one."""
+    """The part of the model that one GPU computes; with one GPU, `model` itself."""
     parameters: PolicyParameters
     weights: str
-    """Their format."""
+    """The format of the weights."""
     turns: bool
-    """True if the engine takes turns, whose slots know their positions."""
+    """True if the engine takes turns; each cache slot then stores its position."""
     ranks: int
-    """GPUs that share the engine."""
+    """The number of GPUs that share the engine."""
     size: WeightBytes
-    """Weights of each GPU."""
+    """Bytes of the weights on each GPU."""
     sides: Mapping[str, Side]
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of a cache in the activations' type."""
+        """Bytes of one cache element in the type of the activations."""
         return cache_itemsize(self.weights)
 
     @property
@@ -71,21 +71,21 @@ class Placement:
         return self.parameters.compresses and round(compressed) < round(full)
 
     def rows_that_fit(self, side: str, gpu: Accelerator) -> int:
-        """Return the largest batch."""
+        """Return the largest number of rows whose memory fits the GPU."""
         return largest_batch(gpu.usable, self.sides[side].memory)
 
     def fits(self, side: str, gpu: Accelerator, rows: int) -> bool:
-        """True if so many rows fit."""
+        """Return whether `rows` rows fit the GPU."""
         return self.sides[side].memory(rows) <= gpu.usable
 
     def holds(self, gpu: Accelerator) -> bool:
-        """True if at least one row of the policy fits."""
+        """Return whether at least one row of the compressed engine fits the GPU."""
         return self.fits("compressed", gpu, 1)
 
     def step_seconds(self, side: str, gpu: Accelerator, rows: int, row_bytes: float | None = None) -> float:
-        """Return the floor of one decode step; `row_bytes` are read per row, those of the longest one if None.
+        """Return the floor of one decode step in seconds; each row reads `row_bytes`, by default as the longest row.
 
-        Sums between several GPUs are not in it.
+        Sums between several GPUs are left out.
         """
         cost = self.sides[side].step
         if row_bytes is not None:
@@ -93,14 +93,17 @@ class Placement:
         return floor_seconds(cost, rows, gpu.bandwidth, gpu.flops_16bit)
 
     def prefill_seconds(self, gpu: Accelerator, tokens: int) -> float:
-        """Return the floor of reading one prompt: its products, or its weights where they take longer."""
+        """Return the floor in seconds of one prompt's prefill: its operations, or reading the weights if longer."""
         return max(
             prefill_operations(self.local, tokens) / gpu.flops_16bit,
             self.sides["full"].step.weights_read(tokens) / gpu.bandwidth,
         )
 
     def bytes_read(self, side: str, tokens: int, generated: int) -> float:
-        """Return the cache bytes that a step of one row reads on each GPU after so many tokens."""
+        """Return the cache bytes that a step of one row reads on each GPU.
+
+        The row has a prompt of `tokens` tokens and has generated `generated`.
+        """
         rule = self.parameters if side == "compressed" else self.parameters.keeping_everything()
         return row_traffic(self.local, rule.in_the_mean, self.itemsize, tokens, generated).bytes
 
@@ -108,10 +111,10 @@ class Placement:
 def on_one_gpu(
     model: ModelConfig, parameters: PolicyParameters, weights: str, *, turns: bool, memory: MemoryOf | None = None
 ) -> Placement:
-    """Return the placement on one GPU; `memory` is the backend's own model, if it has one.
+    """Return the placement on one GPU; `memory` is the backend's own model of its memory, if it has one.
 
-    Without it, a GPU holds the weights, the caches, and one layer's keys and values of one prompt for its prefill.
-    `turns` is of the backend; the engine takes them if its policy does too.
+    Without `memory`, a GPU holds the weights, the caches, and for prefill one layer's keys and values of one prompt.
+    `turns` says whether the backend takes turns; the engine does if its policy does too.
     """
     turns = turns and parameters.no_turn is None
     itemsize, size = cache_itemsize(weights), weight_bytes(model, weights)

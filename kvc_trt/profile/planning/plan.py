@@ -1,4 +1,4 @@
-"""Plan what an engine would store, read and reach, from its resolved parameters alone: nothing is run."""
+"""Plan an engine's memory, traffic and speed from its resolved parameters, without running anything."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def make_plan(
 ) -> dict[str, Any]:
     """Return the plan as JSON-compatible data; sizes in bytes, times in milliseconds.
 
-    Caches and traffic are those of a row on all GPUs that share the engine, speed is of each. `divided` has for each of
-    `gpus` the options that divide an engine which it does not hold among several.
+    Caches and traffic are a row's on all GPUs that share the engine; speed is that of one GPU. `divided` has one entry
+    for each of `gpus`: the options that divide the engine among several such GPUs if one does not hold it, or None.
     """
     model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
     tokens = parameters.max_sequence_len
@@ -158,7 +158,7 @@ def _gpu(placement: Placement, gpu: Accelerator, use: str | None) -> dict[str, A
 
 
 def _speed(placement: Placement, gpu: Accelerator, batch: int) -> dict[str, Any] | None:
-    """Return the floors of a batch; None if it fits on neither side."""
+    """Return the floors of both sides for a batch; None if it fits on neither side."""
 
     def side(name: str) -> dict[str, Any]:
         if not placement.fits(name, gpu, batch):
@@ -183,7 +183,7 @@ def _cached_layers(model: ModelConfig) -> int:
 
 
 def _break_even(placement: Placement, pairs: float, gpus: Sequence[Accelerator]) -> list[dict[str, Any]]:
-    """Return break-even contexts; none for a policy that adds no work to a step: it is never slower than dense here."""
+    """Return the contexts from which the policy is faster than dense; none for a policy that adds no work to a step."""
     local, parameters = placement.local, placement.parameters
     if not parameters.reads_a_part and not parameters.evicts_while_decoding:
         return []

@@ -1,4 +1,4 @@
-"""One question to `plan`: which of its answers is wanted, checked before anything is planned."""
+"""A question to `plan`, checked before anything is planned, and the call that answers it."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ class Question:
     gpus: tuple[str, ...] = ()
     """Names, or NAME=bandwidth,TFLOPS,GiB; empty: H100 and H200."""
     compare: bool = False
+    """True to compare all policies at one budget."""
     memory: int | None = None
     """Bytes for the caches of `rows` rows."""
     rows: int | None = None
-    """Without `memory`: rows that are to fit each GPU."""
+    """Rows that share `memory`; without `memory`, the rows that must fit each GPU."""
     mix: Path | None = None
-    """File of requests of several lengths."""
+    """The file that lists requests of several lengths (`read_mix`)."""
     network: float | None = None
     """Bytes per second between prefill and decode on different machines; None: they share one."""
 
     @property
     def limited(self) -> bool:
-        """True if budgets that fit are sought."""
+        """True if the question is for the largest budgets that fit."""
         return self.memory is not None or self.rows is not None
 
     @property
     def limit_option(self) -> str:
-        """The option that limits budgets."""
+        """The command-line option that limits the budgets, for messages."""
         return "--rows" if self.memory is None else "--memory"
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Raise InputError for questions that exclude each other, and for settings that would be passed over."""
+        """Raise InputError for questions that exclude each other, and for settings that the answer would ignore."""
         if self.rows is not None and self.rows < 1:
             raise InputError(f"rows: expected at least 1, found {self.rows}")
         limit = self.limit_option
@@ -77,7 +78,7 @@ def answered(config: BuildConfig, question: Question) -> dict[str, Any]:
 
 
 def _refuse_overrides(settings: Iterable[str], option: str) -> None:
-    """Raise InputError for a setting of single policies: such a table derives them all from the budget."""
+    """Raise InputError for a setting of a single policy; the tables of `option` derive these from the budget."""
     for name in settings:
         if name in (*DERIVED_NUMBERS, "dense_until") and name not in OF_ALL_POLICIES:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Resolve a user's options to a plan, as a build does, and record where every number came from."""
+"""Resolve a user's options to a plan, as a build does, and record the source of every number."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _INPUTS = ("token_budget", "max_input_len", "max_output_len")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A build to plan, and what to say of it."""
+    """A build to plan, and the GPUs, network and mix of requests to plan it for."""
 
     config: BuildConfig
     gpus: tuple[Accelerator, ...] = HOPPER
     network: float | None = None
     """Bytes per second between prefill and decode on different machines; None: they share one."""
     mix: Path | None = None
-    """File of the requests that come at once."""
+    """The file that lists requests of several lengths (`read_mix`)."""
 
 
 def resolve_plan(request: PlanRequest) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def resolve_plan(request: PlanRequest) -> dict[str, Any]:
 
 
 def resolve_limit(request: PlanRequest, limit: Limit) -> dict[str, Any]:
-    """Return the largest token budget of every policy and cache format that fits, or of those that are given."""
+    """Return the largest token budget that fits, for the given policy and cache format or for all of them."""
     config = request.config
     choice = _choose(config)
     filled, weights = for_every_policy(config, choice), _weight_format(config.weights, choice, config.backend)
@@ -102,7 +102,7 @@ def resolve_limit(request: PlanRequest, limit: Limit) -> dict[str, Any]:
 
 
 def _sought(config: BuildConfig, filled: BuildConfig, choice: ModelChoice, weights: str) -> Iterator[Sought]:
-    """Yield the policies and formats that are given, or all of them without the oracles, which no engine runs."""
+    """Yield the given policy and format; by default all formats, and all policies except oracles, which never run."""
     alone = "policy" in config.model_fields_set
     engines = [name for name, *_ in policies.available() if not policies.named(name).selection.oracle]
     names = [config.policy] if alone else engines
@@ -143,7 +143,7 @@ def resolve_comparison(config: BuildConfig) -> dict[str, Any]:
 
 
 def _for_mix(filled: BuildConfig, config: BuildConfig, mix: Mix | None) -> BuildConfig:
-    """Return the build with lengths for the mix where none are given; InputError where the given ones are too short."""
+    """Return the build with missing lengths set to the mix's longest; InputError if given lengths are too short."""
     if mix is None:
         return filled
     own = {"max_input_len": mix.longest_input, "max_output_len": mix.longest_output}
@@ -162,7 +162,7 @@ def _placement(model: ModelConfig, parameters: PolicyParameters, weights: str, f
 
 
 def _own_memory(model: ModelConfig, weights: str, filled: BuildConfig, parameters: PolicyParameters) -> MemoryOf | None:
-    """Return the memory model of the configured backend; None if it has none of a GPU."""
+    """Return the configured backend's own model of GPU memory; None if it has none."""
     if filled.backend == "auto":
         return None
     computing, size = replace(model, dtype=compute_dtype(weights)), weight_bytes(model, weights).resident
@@ -179,14 +179,14 @@ def _own_memory(model: ModelConfig, weights: str, filled: BuildConfig, parameter
 
 
 def _divisions(placement: Placement, filled: BuildConfig, gpus: Sequence[Accelerator]) -> list[str | None]:
-    """Return for each GPU that does not hold the engine the options that divide it."""
+    """Return for each GPU the options that divide the engine among several such; all None if every GPU holds it."""
     if all(map(placement.holds, gpus)):
         return [None for _ in gpus]
     return list(divisions(placement.model, placement.parameters, placement.weights, filled, gpus))
 
 
 def _memory_of_backend(placement: Placement, filled: BuildConfig, gpus: Sequence[Accelerator]) -> dict[str, Any]:
-    """Return what the configured backend takes: of each GPU of several, of one, or of the host."""
+    """Return the memory that the configured backend takes: on each of several GPUs, on one, or on the host."""
     model, parameters, weights = placement.model, placement.parameters, placement.weights
     turns = _takes_turns(filled.backend)
     if filled.tensor_parallel is not None:
@@ -223,7 +223,7 @@ def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
 
 
 def _takes_turns(backend: str) -> bool:
-    """Return whether engines of a backend take turns; those of the default one, `auto`, do."""
+    """Return whether a backend's engines take turns; with `auto`, they do."""
     return backend == "auto" or "extend" in backend_of(backend).files
 
 
@@ -271,9 +271,10 @@ def _source(name: str, config: BuildConfig, filled: BuildConfig, by_mix: bool) -
 def host_memory(
     model: ModelConfig, parameters: PolicyParameters, weights: str, *, copies: Sequence[str], rows: int, turns: bool
 ) -> dict[str, Any]:
-    """Return the memory of an engine that runs from the host's, sizes in bytes. `copies` names who packs weights anew.
+    """Return the memory of an engine that runs on the host, as plain data, sizes in bytes.
 
-    A copy is of the matrices that a step reads. A conversation keeps its row between its turns, so rows count both.
+    `copies` names the uses (such as prompts) for which a packed copy of the matrices that a step reads is kept.
+    A conversation keeps its row between its turns, so `rows` counts it also while it waits.
     """
     turns = turns and parameters.no_turn is None
     itemsize, size = cache_itemsize(weights), weight_bytes(model, weights)

@@ -1,4 +1,4 @@
-"""Plan an engine that is divided among GPUs: what each of them holds, and how many a model needs."""
+"""Plan an engine that is divided among GPUs: the memory of each, and the number of GPUs that a model needs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from kvc_trt.profile.traffic import row_traffic
 
 RANKS_TRIED = (2, 4, 8, 16)
 WIDE = "bf16"
-"""The weights that are tried where those of the plan cannot be divided."""
+"""The weight format that is tried if the plan's format cannot be divided."""
 
 
 def on_ranks(
     model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig, ranks: int, *, turns: bool
 ) -> Placement:
-    """Return the placement on `ranks` GPUs; InputError for what a build would refuse.
+    """Return the placement on `ranks` GPUs; InputError for settings that a build would refuse.
 
-    Floors count the bytes that one GPU reads. The sums over the ranks come on top: how long they take depends on what
-    connects the GPUs, and is not modelled.
+    Floors count the bytes that one GPU reads. They leave out sums over the ranks, whose time depends on how the GPUs
+    are connected.
     """
     backend = backend_of(_backend(model, parameters, weights, filled, ranks))
     computing = replace(model, dtype=compute_dtype(weights))
@@ -74,9 +74,9 @@ def rank_memory(
 def divisions(
     model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig, gpus: Sequence[Accelerator]
 ) -> Iterator[str | None]:
-    """Return for each GPU the options that divide the engine among as few as hold it; None if none of those tried do.
+    """Yield for each GPU the options that divide the engine among the fewest such GPUs that hold it.
 
-    Weights that cannot be divided are tried in bf16, which the options then say.
+    None if no number of `RANKS_TRIED` suffices. If the weights' format cannot be divided, the options say bf16.
     """
     asked = filled.model_copy(update={"backend": "auto"})
     found: list[tuple[str, Placement]] = []
@@ -94,7 +94,7 @@ def divisions(
 
 
 def _backend(model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig, ranks: int) -> str:
-    """Return the backend that divides the engine; InputError for what a build would refuse."""
+    """Return the name of the backend that divides the engine; InputError for settings that a build would refuse."""
     name = takers(("tensor_parallel",))[0].name if filled.backend == "auto" else filled.backend
     settings = {"weights": weights, "backend": name, "tensor_parallel": ranks}
     check_backend_settings(filled.model_copy(update=settings), backends())

@@ -30,7 +30,7 @@ class Answered:
     input_len: int
     arrived: float
     tokens: tuple[float, ...]
-    """When each token of the answer was there."""
+    """The time at which each token of the answer arrived."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Lengths:
     """A distribution of lengths in tokens: uniform from `low` to `high`, or normal where there is a `mean`."""
 
     text: str
-    """How it is written."""
+    """The text from which it was read."""
     low: int = 1
     high: int | None = None
     """None: only the engine bounds it."""

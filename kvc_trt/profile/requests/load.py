@@ -103,12 +103,12 @@ class Asking:
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens of prompt and answer together, in the mean."""
+        """The mean number of tokens of prompt and answer together."""
         return sum(one.input_len + one.output_len for one in self.requests) / len(self.requests)
 
 
 def asking(load: Load, engine: EngineDirectory) -> Asking:
-    """Return the requests of a load, which are the same for equal seeds; InputError for what the engine cannot take."""
+    """Return the requests of a load, the same ones for equal seeds; InputError if the engine cannot take them."""
     generator = np.random.default_rng(load.seed)
     longest_input, longest_output = engine.parameters.max_input_len, engine.parameters.max_output_len
     for lengths, longest, name in (

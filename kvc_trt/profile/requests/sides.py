@@ -28,16 +28,16 @@ class Side:
     program: Program
     rows: int
     row_bytes: float
-    """Bytes that one row counts as."""
+    """The bytes that count for one row."""
 
     @property
     def cache_bytes(self) -> float:
-        """Bytes that all rows count as."""
+        """The bytes that count for all rows."""
         return self.rows * self.row_bytes
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the buffers of all rows."""
+        """The bytes of the buffers of all rows."""
         return self.rows * _row_bytes(self.program)
 
     def as_json(self) -> dict[str, Any]:

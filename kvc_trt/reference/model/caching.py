@@ -46,7 +46,7 @@ class Tokens(NamedTuple):
 
     layer: int
     group: int
-    """Number of the cache among those of its layer."""
+    """The number of the cache among those of its layer."""
     rule: Rule
     positions: Tensor
     """int64 [B,n] or [B,heads,n]: their logical positions; below 0 past a row's end."""

@@ -36,7 +36,7 @@ class Rule(Protocol):
 
     @property
     def policy(self) -> str:
-        """Name of the policy; a cache with another policy's name is neither compacted nor read in part."""
+        """The name of the policy; a cache with another policy's name is neither compacted nor read in part."""
 
     @property
     def max_input_len(self) -> int:
@@ -60,7 +60,7 @@ class Rule(Protocol):
 
     @property
     def window(self) -> int:
-        """Number of last queries of a prompt that decide what is kept."""
+        """The number of last queries of a prompt that decide what is kept."""
 
     @property
     def page_size(self) -> int:
@@ -100,7 +100,7 @@ class Rule(Protocol):
 
     @property
     def no_turn(self) -> str | None:
-        """Why it takes no turns; None if it does."""
+        """The reason why the policy takes no turns; None if it does."""
 
     @property
     def slides(self) -> bool:
@@ -116,11 +116,11 @@ class Rule(Protocol):
 
     @property
     def skip_layers(self) -> int:
-        """Number of first layers that are not compressed."""
+        """The number of first layers that are not compressed."""
 
     @property
     def division(self) -> Division | None:
-        """How budgets are set for each prompt; None if they are not."""
+        """The division of budgets among layers for each prompt; None if budgets do not depend on the prompt."""
 
     def groups(self, layer: int) -> Sequence[HeadGroup]:
         """Return the groups of one layer, one per cache."""
@@ -148,7 +148,7 @@ class Division(Protocol):
         """Tokens that every layer keeps."""
 
     def room(self, prompt_tokens: int) -> int:
-        """Return the most tokens that a layer can keep, after a prompt of so many."""
+        """Return the most tokens that a layer can keep, after a prompt of `prompt_tokens` tokens."""
 
 
 class HeadGroup(Protocol):

@@ -1,4 +1,4 @@
-"""How many threads PyTorch computes the reference with: as many as make it faster now."""
+"""Set the number of PyTorch threads for the reference: as many as make it faster now."""
 
 from __future__ import annotations
 

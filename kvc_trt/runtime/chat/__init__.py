@@ -1,1 +1,1 @@
-"""Chat: a model's template turns messages into a prompt, and a conversation reads only what is new."""
+"""Chat: a model's template turns messages into a prompt, and a conversation reads only the new part of it."""

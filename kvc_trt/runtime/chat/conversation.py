@@ -1,4 +1,4 @@
-"""A conversation: questions go through the chat template, and only what is new of it is read, as a turn of one row."""
+"""A conversation: questions go through the chat template, and one row reads the new part of the prompt as a turn."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from kvc_trt.runtime.grammar.grammar import Schema
 
 LONG_PROMPT = 512
-"""Tokens of a prompt that is read in slices, so that its reading shows progress and can be stopped."""
+"""The number of tokens from which a prompt is read in slices, so that reading it shows progress and can be stopped."""
 _SLICE_SECONDS = 0.5
 _BREAK = "\n\n"
-"""Stands between a document and the question after it."""
+"""The text between a document and the first question."""
 
 
 def _never() -> bool:
@@ -36,48 +36,48 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to one question of a conversation, and what it took."""
+    """The answer to one question of a conversation, and its times."""
 
     output: Output
-    """Its `prompt_token_ids` are the tokens that were read for this question."""
+    """The answer; its `prompt_token_ids` are the tokens that were read for this question."""
     read_again: bool
-    """True if the whole conversation was read from its beginning, since the template now writes what came before in
-    another way, or since the answer before this one failed."""
+    """True if the whole conversation was read from its beginning, because the template now writes the earlier messages
+    differently, or because the previous answer failed."""
     read_seconds: float
-    """Time to read the tokens."""
+    """The time to read the tokens."""
     answer_seconds: float
-    """Time from then to the last token of the answer."""
+    """The time from then to the last token of the answer."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """The part of a conversation that a row was fed."""
+    """The part of a conversation that a row has read."""
 
     tokens: list[int]
-    """The tokens that it was fed; of an answer, all but the last."""
+    """The tokens that the row was fed, without the last one of the latest answer."""
     text: str
-    """Decode these tokens and the last one of the answer, without an end token."""
+    """The text of these tokens and of the latest answer's last one, unless that is an end token."""
     unfed: list[int]
-    """The last token of the answer, unless it is an end token."""
+    """The last token of the latest answer; empty if it is an end token."""
 
 
 @dataclass(frozen=True)
 class _Opening:
-    """The beginning of the conversation up to the end of its document, as the caches hold it."""
+    """The beginning of the conversation up to the end of its document, with the stored caches."""
 
     seen: _Seen
     context: Context
 
 
 class Conversation:
-    """One row of a session that nothing else uses meanwhile. `ask` it question after question.
+    """A conversation in one row of a session, which nothing else may use meanwhile. `ask` it question after question.
 
-    The template renders the whole conversation each time. Where that begins with what the row has seen, the rest is
-    read as a turn. Where the template rewrites what came before (it drops the thoughts of earlier answers, say), a row
-    that has seen it otherwise cannot go on: the whole conversation is read anew, which `Reply.read_again` says.
+    The template renders the whole conversation for each question. If the result begins with the text that the row has
+    seen, the rest is read as a turn. If the template writes earlier messages differently (for example, it drops the
+    reasoning of earlier answers), the row cannot continue: the whole conversation is read again (`Reply.read_again`).
 
-    A `document` stands before the first question. It is read once, without a question in sight, and what its caches
-    hold then is kept: after `clear` the next question begins there, bit for bit.
+    A `document` comes before the first question. It is read once, without any question, and its caches are stored then:
+    after `clear` the next question continues from them, bit for bit.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Conversation:
         rules: Request | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Begin with nothing but a `system` message, if there is one. `rules` are for every answer; it has no prompt.
+        """Begin a conversation, with a `system` message if given. `rules`, without a prompt, apply to all answers.
 
         InputError for an engine that takes no turns; its hint says how to build it again.
         """
@@ -118,8 +118,8 @@ class Conversation:
     def read_document(self) -> int:
         """Read the document now rather than at the first question; return the number of tokens up to its end.
 
-        0 if there is none, or if the template does not write it as it stands: it is then read with the first question.
-        Raises InputError for one that does not fit.
+        Return 0 if there is no document, or if the template changes its text; it is then read with the first question.
+        Raises InputError if it does not fit.
         """
         if not self._document:
             return 0
@@ -148,12 +148,12 @@ class Conversation:
     ) -> Reply:
         """Answer a question; `on_token` is called with each event of the answer as it comes.
 
-        `schema` is of this answer alone; without it the rules of the conversation say what the answer may be.
-        `stop` is asked after each token, and while a long prompt is read. Once it is true, the answer ends (its
-        `finish_reason` is interrupted), and what was said is part of the conversation, which goes on. If nothing was
-        said yet, Cancelled is raised and the conversation is as it was.
+        `schema` constrains this answer alone; without it, the conversation's rules apply. `stop` is called after each
+        token, and between slices of a long prompt. Once it returns True, the answer ends with the `finish_reason`
+        interrupted, and its text stays part of the conversation. If the prompt is still being read, Cancelled is raised
+        and the conversation is as before.
 
-        Raises InputError, with the numbers, for a question that does not fit; then the conversation is as it was. An
+        Raises InputError, with the numbers, for a question that does not fit; the conversation is then as before. An
         answer that fails is not part of the conversation either.
         """
         rules = self._rules if schema is None else replace(self._rules, grammar=Grammar.of(schema))
@@ -181,25 +181,25 @@ class Conversation:
         return reply
 
     def take_back(self) -> None:
-        """Forget the last question and its answer. The next question reads what came before them again."""
+        """Remove the last question and its answer. The next question reads the messages before them again."""
         self.close()
         self._messages = self._messages[:-2]
 
     def clear(self) -> None:
-        """Forget every question and answer. The system message and the document stay, and are not read again."""
+        """Remove all questions and answers. The system message and the document stay."""
         self.close()
         self._messages = []
 
     def close(self) -> None:
-        """Give the row back. Another question would read the conversation from its beginning, or the document's end."""
-        if self._row is not None and self._session.holds(self._row):  # a run that failed has taken it out
+        """Free the row. The next question reads the conversation again, from its beginning or the document's end."""
+        if self._row is not None and self._session.holds(self._row):  # a failed run has removed the row already
             self._session.remove(self._row)
         self._row = None
 
     def _new(self, text: str) -> tuple[list[int], list[int] | None]:
-        """Return the tokens of the whole text, and those that come after what the row, or the document's, has seen.
+        """Return the tokens of the whole text, and the new ones after those that the row or the stored document has.
 
-        The latter are None where the text must be read from its beginning.
+        The latter are None if the text must be read from its beginning.
         """
         seen = self._seen if self._row is not None else None if self._opening is None else self._opening.seen
         new = None if seen is None else self._unread(seen, text)
@@ -208,7 +208,7 @@ class Conversation:
         return [*seen.tokens, *new], new
 
     def _begin(self, tokens: list[int], new: list[int] | None, rules: Request, stop: Callable[[], bool]) -> int:
-        """Let a row read the conversation: `tokens`, or the `new` ones among them after the document's caches."""
+        """Make a row that reads all `tokens`, or only the `new` ones after the document's caches; return its number."""
         if new is None or self._opening is None:
             return self._join(replace(rules, prompt_token_ids=tokens), stop)
         opening = self._opening
@@ -243,7 +243,7 @@ class Conversation:
         try:
             self._session.constrain(row, rules.grammar)
             self._session.turn(row, tokens, feed_last=False)
-        except InputError:  # it was refused, and nothing has changed
+        except InputError:  # the turn was refused, and the row is unchanged
             raise
         except BaseException:
             self.close()
@@ -253,9 +253,9 @@ class Conversation:
         return self._template.render(check_messages(messages, system=self._system), now=self._now)
 
     def _unread(self, seen: _Seen, text: str) -> list[int] | None:
-        """Return the tokens of the conversation after what was seen; None if something else was.
+        """Return the tokens of the conversation after those that were seen; None if it does not begin with them.
 
-        What a model says need not be the tokens that a tokenizer would make of it, so texts are compared as well.
+        A model may write a text in other tokens than the tokenizer would, so texts are compared as well.
         """
         tokens = self._encode(text)
         if tokens[: len(seen.tokens)] == seen.tokens:
@@ -277,7 +277,7 @@ class Conversation:
             self._session.advance()
 
     def _answered(self, asked: list[Message], text: str, fed: list[int], output: Output) -> None:
-        """Remember what was said. A stop string is part of it, for the row has seen it."""
+        """Record the question and its answer. A stop string belongs to the answer, because the row has read it."""
         *before, last = output.token_ids
         ended = output.finish_reason == "stop" and last in self._ends
         said = str(self._tokenizer.decode(before if ended else [*before, last], skip_special_tokens=True))

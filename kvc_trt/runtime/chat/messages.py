@@ -1,7 +1,7 @@
-"""The messages of a conversation, as a client sends them: checked, and made what a chat template reads.
+"""Check the messages of a conversation that a client sends, and bring them into the form that chat templates read.
 
-Clients send back the answers that they got. So an assistant's message may have `tool_calls` and no content, the result
-of a call is a message of the role `tool`, and fields that are null or empty say nothing and are left out.
+Clients send back the answers that they received. So an assistant's message may have `tool_calls` and no content, the
+result of a call is a message of the role `tool`, and fields that are null or empty are left out.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from kvc_trt.tool_calls.json_text import begun_object
 
 ROLES = ("system", "user", "assistant", "tool")
 LONGEST_MESSAGES = 16 << 20
-"""Characters of a conversation."""
+"""The largest number of characters in a conversation."""
 _LONGEST_CUT = 1 << 17
-"""Characters of arguments that were cut, which are read one by one."""
+"""The largest number of characters in truncated arguments, which are parsed character by character."""
 DEEPEST = 64
-"""Levels of a JSON value from a client."""
+"""The largest number of nested levels in a JSON value from a client."""
 _LARGEST_INTEGER = 1024
-"""Bits; the largest that a float can stand for."""
+"""The largest number of bits in an integer: that of the largest float."""
 _RENAMED = {"developer": "system"}
-"""OpenAI's newer name of a role, which templates do not know."""
+"""OpenAI's newer name of a role -> the name that templates know."""
 _REFUSED = {"function_call": "give tool_calls in its place", "audio": "the model reads text alone"}
 
 Message: TypeAlias = dict[str, Any]
-"""`role`, `content`, and what else the template may read: text, except for `tool_calls`, and null for the content of
-an assistant who calls tools. A call is {"type", "function": {"name", "arguments"}}, and may have an `id`; its arguments
-are an object, which is what templates expect, or a text where they were cut."""
+"""`role`, `content`, and further fields that the template may read. All are texts, except for `tool_calls`, and for the
+content of an assistant's message with calls, which may be null. A call is {"type", "function": {"name", "arguments"}},
+and may have an `id`; its arguments are an object, as templates expect, or a text if they were truncated."""
 
 
 def check_messages(messages: object, what: str = "messages", *, system: str | None = None) -> list[Message]:
-    """Return the messages as plain values; InputError, which opens with `what`, for what is not a conversation.
+    """Return the messages as plain values; InputError, beginning with `what`, if they are not a conversation.
 
-    Every message has `role` and `content`; that of an assistant who calls tools may be null. Parts of text become one
-    text, the role `developer` becomes `system`, and the arguments of calls become an object. A text that is no JSON
-    object stays the text: an answer that was cut has such arguments. `system` is put before the messages as a message
-    of that role.
+    Every message has `role` and `content`; the content may be null in an assistant's message with calls. Parts of text
+    become one text, the role `developer` becomes `system`, and the arguments of calls become an object. Arguments that
+    are not a JSON object stay a text: a truncated answer has such arguments. `system` is put before the messages as a
+    message of that role.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise InputError(f"{what}: expected a list of messages, found {describe(messages)}")
@@ -59,9 +59,9 @@ def check_messages(messages: object, what: str = "messages", *, system: str | No
 
 
 def with_objects(messages: Sequence[Message]) -> list[Message] | None:
-    """Return a conversation in which arguments that were cut are objects, of what can be read of them.
+    """Return a conversation in which truncated arguments are objects, made of the part that can be read.
 
-    None where there are none, and where one is too long or begins no object.
+    Return None if no arguments are truncated, or if some are too long or do not begin an object.
     """
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     texts = {call["function"]["arguments"] for call in calls if isinstance(call["function"]["arguments"], str)}
@@ -88,7 +88,7 @@ def with_objects(messages: Sequence[Message]) -> list[Message] | None:
 
 
 def json_value(value: object, what: str, *, depth: int = DEEPEST) -> Any:
-    """Return a client's value as plain JSON values; InputError, which opens with `what`, for anything else."""
+    """Return a client's value as plain JSON values; InputError, beginning with `what`, for any other value."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -110,7 +110,7 @@ def json_value(value: object, what: str, *, depth: int = DEEPEST) -> Any:
 
 
 def _checked(message: object, what: str, called: set[str]) -> Message:
-    """Check one message; `called` holds the ids of the calls before it, and gets its own."""
+    """Return one message, checked; `called` holds the ids of earlier calls, and those of this message are added."""
     if not isinstance(message, Mapping):
         raise InputError(f"{what}: expected an object with role and content, found {describe(message)}")
     role = _role(message, what)
@@ -149,7 +149,7 @@ def _role(message: Mapping[Any, Any], what: str) -> str:
 
 
 def _content(content: object, what: str, *, optional: bool) -> str | None:
-    """Return a message's text; parts of it are lines."""
+    """Return a message's text; parts are joined by newlines."""
     if content is None and optional:
         return None
     if isinstance(content, str) or not isinstance(content, Sequence) or isinstance(content, bytes):
@@ -192,7 +192,10 @@ def _call(call: object, what: str, called: set[str]) -> dict[str, Any]:
 
 
 def _arguments(given: object, what: str) -> dict[str, Any] | str:
-    """Return a call's arguments: an object, or the text that is none. An empty text is some clients' word for {}."""
+    """Return a call's arguments as an object, or unchanged if they are a text that is not a JSON object.
+
+    Some clients send an empty text for {}.
+    """
     if not isinstance(given, str):
         return _object(given, what)
     text = _text(given, what)

@@ -1,8 +1,8 @@
-"""A model's chat template: from messages to the prompt that the model was trained to answer.
+"""A model's chat template, which turns messages into the prompt that the model was trained to answer.
 
-The template is a Jinja text that came with the model, so it is a stranger's program: `template_process` says how it is
-kept in bounds. Its result is what `apply_chat_template` of transformers gives for the same files. It already holds the
-model's special tokens, so it is encoded without adding any. Tools that it has no place for are written out (`tools`).
+The template is a Jinja text that came with the model, so it is an untrusted program: `template_process` confines it.
+Its result equals that of transformers' `apply_chat_template` for the same files. It already has the model's special
+tokens, so it is encoded without adding any. If it has no place for tools, they are written into messages (`tools`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ TOKENS_FILE = "special_tokens_map.json"
 _FILES = (TEMPLATE_FILE, CONFIG_FILE, TOKENS_FILE)
 _LARGEST_TEMPLATE = TOKENIZER_FILES[TEMPLATE_FILE]
 _DEFAULT, _FOR_TOOLS = "default", "tool_use"
-"""Names of templates, where a model has several."""
+"""The names of a model's templates, if it has several."""
 _OWN_NAMES = ("messages", "tools", "documents", "add_generation_prompt", "now", "strftime_now", "raise_exception")
-"""Variables of a template that only `render` sets."""
+"""The variables of a template that only `render` may set."""
 _MOST_VARIABLES = 64
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ChatTemplate:
-    """One template with the special tokens that it may name; `load` finds it."""
+    """One chat template, with the special tokens that it may use. `load` finds it in a directory."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class ChatTemplate:
         self.template = template
         """The Jinja text."""
         self.for_tools = template if for_tools is None else for_tools
-        """The Jinja text for a conversation with tools; few models have another one."""
+        """The Jinja text for conversations with tools; for most models the same."""
         self.special_tokens = dict(special_tokens or {})
-        """The special tokens that the tokenizer has: bos_token, eos_token and so on."""
+        """The texts of the tokenizer's special tokens by their names, such as bos_token."""
         self._process = TemplateProcess(template, self.special_tokens, source)
         self._tool_process = (
             self._process if for_tools is None else TemplateProcess(for_tools, self.special_tokens, source)
@@ -58,11 +58,11 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> ChatTemplate | None:
-        """Return the template of a Hugging Face directory; None where there is none.
+        """Return the template of a Hugging Face directory; None if there is none.
 
-        chat_template.jinja comes before `chat_template` of tokenizer_config.json. Of its named templates `default` is
-        taken, and `tool_use` for conversations with tools. Raises InputError for files that cannot be read; the
-        template itself shows when it is rendered.
+        chat_template.jinja takes precedence over `chat_template` of tokenizer_config.json. Of several named templates,
+        `default` is taken, and `tool_use` for conversations with tools. Raises InputError for files that cannot be
+        read; errors in the template itself appear when it is rendered.
         """
         directory = Path(directory)
         present = [name for name in _FILES if (directory / name).exists()]
@@ -70,7 +70,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, files: Mapping[str, HeldFile]) -> ChatTemplate | None:
-        """Return the template of a tokenizer's files, by their names; otherwise like `load`."""
+        """Return the template in a tokenizer's files, given by name; the rules and errors are those of `load`."""
         config = _json_object(files, CONFIG_FILE)
         template, source = _text(files, TEMPLATE_FILE), files.get(TEMPLATE_FILE)
         named = {} if template is None else {_DEFAULT: template}
@@ -83,7 +83,7 @@ class ChatTemplate:
         return cls(named[_DEFAULT], special_tokens=tokens, source=str(source.path), for_tools=named.get(_FOR_TOOLS))
 
     def for_strangers(self) -> ChatTemplate:
-        """Return the same template, whose errors say nothing of where it lies."""
+        """Return the same template for requests from clients: its errors do not name the template's path."""
         for_tools = None if self.for_tools == self.template else self.for_tools
         return ChatTemplate(self.template, special_tokens=self.special_tokens, for_tools=for_tools)
 
@@ -96,14 +96,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         now: datetime | None = None,
     ) -> str:
-        """Return the prompt for these messages, which are as `check_messages` takes them.
+        """Return the prompt for these messages, in the form that `check_messages` takes.
 
-        `tools` are those that the model may call, in OpenAI's form; `variables` are further ones that the template may
-        read, such as `enable_thinking`. `add_generation_prompt` opens the assistant's answer at its end. `now` is the
-        date that a template may write into the prompt; None is the clock's. Arguments of a call that were cut are a
-        text; a template that fails with it gets an object, of what can be read of them. Raises InputError, one line,
-        for something that is not a list of messages or tools, and for messages that the template refuses, or cannot
-        render within its bounds.
+        `tools` are the tools that the model may call, in OpenAI's form; `variables` are further variables that the
+        template may read, such as `enable_thinking`. `add_generation_prompt` opens the assistant's answer at the end.
+        `now` is the date for templates that write one; None takes the clock's. Truncated arguments of a call are passed
+        as a text; if the template fails with it, it gets an object made of the readable part. Raises InputError, one
+        line, for invalid messages or tools, and for messages that the template refuses or cannot render within its
+        limits.
         """
         checked, offered = check_messages(messages), check_tools(tools) if tools else None
         process, template = self._process, self.template
@@ -130,9 +130,9 @@ class ChatTemplate:
 
 
 def check_variables(variables: object, what: str = "chat_template_kwargs") -> dict[str, Any]:
-    """Return further variables of a template as plain values; InputError for what cannot be some.
+    """Return further variables of a template as plain values; InputError for invalid ones.
 
-    They cannot take the place of what `ChatTemplate.render` sets itself, nor of special tokens.
+    They cannot replace variables that `ChatTemplate.render` sets itself, nor special tokens.
     """
     if not isinstance(variables, Mapping):
         raise InputError(f"{what}: expected an object, found {describe(variables)}")
@@ -147,12 +147,12 @@ def check_variables(variables: object, what: str = "chat_template_kwargs") -> di
 
 
 def _text(files: Mapping[str, HeldFile], name: str) -> str | None:
-    """The text of one of `TOKENIZER_FILES`; None where there is no such file."""
+    """Return the text of one of `TOKENIZER_FILES`; None if there is no such file."""
     return None if name not in files else decoded_text(files[name].read(TOKENIZER_FILES[name]), files[name].path)
 
 
 def _json_object(files: Mapping[str, HeldFile], name: str) -> dict[str, Any]:
-    """A JSON file; an empty object where there is no such file."""
+    """Return the object in a JSON file; an empty one if there is no such file."""
     text = _text(files, name)
     if text is None:
         return {}
@@ -164,9 +164,10 @@ def _json_object(files: Mapping[str, HeldFile], name: str) -> dict[str, Any]:
 
 
 def _configured(value: object, source: Path) -> dict[str, str]:
-    """`chat_template` of a tokenizer_config.json, one template or a list of {name, template}; empty if there is none.
+    """Return the templates by name in `chat_template` of a tokenizer_config.json; empty if there is none.
 
-    Of several, those named `default` and `tool_use`.
+    The value is one template, which is named `default`, or a list of {name, template}, of which those named `default`
+    and `tool_use` are returned.
     """
     if value is None:
         return {}
@@ -189,7 +190,7 @@ def _template(value: object, source: Path) -> str:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name; a token is written as its text, or as an object with `content`."""
+    """Return the texts of special tokens by name; the file has a token's text, or an object with `content`."""
     tokens = {}
     for name in _SPECIAL_TOKENS:
         value = config.get(name)

@@ -1,8 +1,8 @@
-"""Render a Jinja template that a stranger wrote: in a process of its own, with bounds that it cannot lift.
+"""Render an untrusted Jinja template in a process of its own, with limits that it cannot lift.
 
-Jinja's sandbox keeps a template away from Python's internals, but not from time and memory: `10 ** 10 ** 9` is one
-expression, and no thread can be stopped in it. So the template runs in `template_worker`, which is limited by the
-kernel and is killed at a deadline. The process is kept for the next conversation; it takes about 0.1 s to start.
+Jinja's sandbox keeps a template away from Python's internals, but does not limit time and memory: `10 ** 10 ** 9` is
+one expression, during which no thread can be stopped. So the template runs in `template_worker`, which the kernel
+limits and which is killed at a deadline. The process is kept for later conversations; it takes about 0.1 s to start.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from kvc_trt.runtime.chat import template_worker
 from kvc_trt.runtime.chat.template_worker import CPU_SECONDS, LONGEST_TEXT, as_line
 
 WALL_SECONDS = 9.0
-"""Time for one text, the template's compilation included: three times its processor time, for a busy machine."""
+"""The time limit for one text, including the template's compilation: three times the limit of processor time, because
+the machine may be busy."""
 _SECONDS_PER_MIB = 0.25
-"""Time besides for each MiB of a conversation, which goes to the process and back."""
+"""The additional time for each MiB of a conversation, which is sent to the process and back."""
 _LONGEST_ANSWER = 6 * LONGEST_TEXT + 1024
-"""Bytes: a control character is six in JSON."""
+"""The largest answer in bytes: JSON writes a control character in six."""
 _SECONDS_TO_END = 1.0
-"""For a process that has closed its output."""
+"""The time in which a process that has closed its output must end."""
 _WITHOUT_IT = "ask without the template: kvc-trt run --prompt TEXT --raw, or Engine.generate in Python"
 
 
@@ -46,7 +47,7 @@ class TemplateProcess:
         self._lock = threading.Lock()
 
     def render(self, names: Mapping[str, Any]) -> str:
-        """Return the template's text for these names (plain values); InputError, one line, if there is none."""
+        """Return the rendered text for these variables (plain values); InputError, one line, if rendering fails."""
         conversation = as_line(names)
         seconds = WALL_SECONDS + _SECONDS_PER_MIB * len(conversation) / (1 << 20)
         with self._lock:
@@ -74,14 +75,14 @@ class TemplateProcess:
             raise InputError(
                 f"{self._source}: the chat template refuses these messages: {_one_line(answer['refused'])}"
             )
-        if "error" in answer:  # also one that came before all of the request was read
+        if "error" in answer:  # the process may not have read the whole request, so it cannot be used again
             self._give_up()
             problem = _one_line(answer["error"])
             raise InputError(f"{self._source}: the chat template cannot be rendered: {problem}", hint=_WITHOUT_IT)
         return answer
 
     def _give_up(self) -> None:
-        """End the process; the next conversation starts another."""
+        """Kill the process; the next conversation starts another one."""
         if self._ending is not None:
             self._ending()
         self._process = self._ending = None
@@ -94,7 +95,7 @@ class _Ended(Exception):
 def _start() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", template_worker.__file__, *filter(None, sys.path)]
     try:
-        # Not a process of the terminal: an interrupt there is for the caller, who ends this one.
+        # In a session of its own: Ctrl-C in the terminal must reach the caller alone, who ends this process.
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -123,7 +124,7 @@ class _Limit(NamedTuple):
 
 
 def _exchanged(process: subprocess.Popen[bytes], request: bytes, limit: _Limit) -> dict[str, str]:
-    """Write one line and read one, until the deadline; `_Ended` says why there is no answer."""
+    """Write one line and read one before the deadline; raises `_Ended` with the reason if there is no answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     to_write, answer = memoryview(request), bytearray()
@@ -150,7 +151,7 @@ def _exchanged(process: subprocess.Popen[bytes], request: bytes, limit: _Limit) 
 
 
 def _reason(process: subprocess.Popen[bytes]) -> str:
-    """Why there is no more to read."""
+    """Return the reason why the process has closed its output."""
     try:
         status = process.wait(_SECONDS_TO_END)
     except subprocess.TimeoutExpired:

@@ -20,13 +20,13 @@ from datetime import datetime
 from typing import Any
 
 LARGEST_MEMORY = 512 << 20
-"""Bytes of address space."""
+"""The largest address space in bytes."""
 LONGEST_TEXT = 16 << 20
-"""Characters of a rendered conversation."""
+"""The largest number of characters in a rendered conversation."""
 _LONGEST_PROBLEM = 10_000
-"""Characters of what went wrong; a few hundred are shown."""
+"""The largest number of characters of an error that is sent; a few hundred are shown."""
 CPU_SECONDS = 3
-"""Processor time for one answer; the kernel ends the process that takes more. The longest conversation takes one."""
+"""The processor time for one answer, after which the kernel ends the process; the longest conversation takes 1 s."""
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def as_line(value: Any) -> bytes:
-    """JSON as one line of UTF-8, which takes half of what escaped characters do; half of a character passes too."""
+    """Return a value as one line of JSON in UTF-8, half as long as with escapes; lone surrogates pass unchanged."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 

@@ -1,7 +1,7 @@
-"""Tools that a model may call: their descriptions, checked, and written out for a template that has no place for them.
+"""Check the descriptions of tools that a model may call, and write them out for templates that have no place for them.
 
-Most templates of models that call tools take their descriptions as a variable. For any other, the descriptions go into
-the system message, with words that say how to call one; calls and results of the conversation become plain text, too.
+Most templates of models that call tools take the descriptions as a variable. For any other template, they go into the
+system message, with instructions for calling a tool; calls and results in the conversation become plain text, too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kvc_trt.runtime.chat.messages import Message, json_value
 Tool: TypeAlias = dict[str, Any]
 """{"type": "function", "function": {"name", "description", "parameters"}}; parameters are a JSON schema."""
 MOST_TOOLS = 128
-"""As many as OpenAI's API takes."""
+"""The largest number of tools, as in OpenAI's API."""
 LONGEST_TOOLS = 1 << 20
-"""Characters of all descriptions."""
+"""The largest number of characters in all descriptions together."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MENTIONS_TOOLS = re.compile(r"\btool(s|_calls)\b")
 _INSTRUCTION = """\
@@ -31,9 +31,9 @@ For several calls, answer with a list of such objects."""
 
 
 def check_tools(tools: object, what: str = "tools") -> list[Tool]:
-    """Return the tools as plain values, without `strict`, which is no part of a prompt.
+    """Return the tools as plain values, without `strict`, which does not belong into a prompt.
 
-    InputError, one line that opens with `what`, for what is not a list of functions with different names.
+    InputError, one line that begins with `what`, if they are not a list of functions with different names.
     """
     if not isinstance(tools, list | tuple):
         raise InputError(f"{what}: expected a list of tools, found {describe(tools)}")
@@ -51,25 +51,25 @@ def check_tools(tools: object, what: str = "tools") -> list[Tool]:
 
 
 def tool_names(tools: Sequence[Tool]) -> list[str]:
-    """Return the functions' names."""
+    """Return the names of the tools' functions."""
     return [tool["function"]["name"] for tool in tools]
 
 
 def mentions_tools(template: str) -> bool:
-    """True if a template's text reads tools or calls."""
+    """Return whether a template's text uses tools or tool calls."""
     return _MENTIONS_TOOLS.search(template) is not None
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
-    """True if an assistant of the conversation has called a tool."""
+    """Return whether a message of the conversation has tool calls."""
     return any("tool_calls" in message for message in messages)
 
 
 def written_out(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
     """Return a conversation in which tools, calls and results are plain text.
 
-    Results are a user's messages, those of several calls one: many templates have no other roles, and want a user and
-    an assistant in turn.
+    Results become a user's messages, and consecutive results one message: many templates have no role for results, and
+    require that user and assistant alternate.
     """
     written: list[Message] = []
     names: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""Grammars: what text an answer may be, as a mask over the logits of each of its tokens."""
+"""Grammars: the texts that an answer may be, applied as a mask over the logits of each token."""

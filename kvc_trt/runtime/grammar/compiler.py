@@ -1,6 +1,6 @@
 """Grammars compiled for one tokenizer, by llguidance.
 
-The library gets limits for all that it builds and does, so that a hostile grammar fails in a fraction of a second.
+The library is given limits for everything it builds and computes, so a hostile grammar fails in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
     from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 _MOST_KEPT = 64
-"""Compiled grammars that are kept; the least recently used go first."""
+"""The number of compiled grammars that are kept; beyond it, the least recently used is dropped."""
 _WHITESPACE = r" |\n[ \t]{0,32}"
-"""Between the tokens of JSON: one space, or a new line and its indentation. More would let a model write it forever."""
+"""White space between JSON tokens: one space, or a new line and its indentation. With more, a model could write white
+space forever."""
 _CHARACTERS_TRIED = 1 << 20
-"""Of the schemas inside of one that are compiled alone to find which is wrong."""
+"""The total characters of inner schemas that are compiled alone to find the one that is wrong."""
 _TRIED = 4
-"""Tokens of an answer that is tried as soon as a grammar is compiled."""
+"""The length in tokens of the answer that `_try` writes by each newly compiled grammar."""
 _NOTHING_FOLLOWS = "NoExtensionBias"
 """llguidance's reason for a state that no token leads out of."""
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
-"""Characters of a text that mean something else in a regular expression."""
+"""The characters that a regular expression needs escaped."""
 _ASCII = "".join(map(chr, range(0x20, 0x7F)))
 _OF_STRING, _OF_NAME = r'[^"\\\x00-\x1F\x7F]', "[a-zA-Z0-9]"
 _SLICES = [
@@ -47,23 +48,25 @@ _SLICES = [
     *(f"{_OF_STRING}{{1,{most}}}" for most in (2, 4, 6, 8, 10, 15, 20, 30)),
     f"{_OF_STRING}+",
 ]
-"""Regular expressions that divide the vocabulary; a token is of the first that it matches whole.
+"""Regular expressions that divide the vocabulary into slices; a token belongs to the first one that matches it whole.
 
-A mask takes in all tokens of a slice at once where the grammar allows its expression, and tries the others one by one.
-The library's own are characters of strings, at most 10, at most 30 or any number. With these alone, a string that has
-room for 25 more tries half of the vocabulary, and so do names and the first part of an e-mail address. The allowed
-tokens are the same with any slices.
+Where the grammar allows a slice's expression, a mask admits all its tokens at once; other tokens are tried one by one.
+The library's own slices are string characters: at most 10, at most 30, or any number. With these alone, half of the
+vocabulary is tried one by one in a string that has room for 25 more characters, in names, and in the first part of an
+e-mail address. The allowed tokens are the same with any slices.
 """
 _STACK, _STACK_OF_CHARACTER = 16 << 20, 4 << 10
-"""Bytes of the stack that a grammar is compiled on. The library calls itself for each rule or schema inside of another,
-references included, and ends the process where the stack ends; the worst grammars that we tried took 1 KiB a character.
-Only what is used of it takes memory."""
+"""Bytes of the stack that a grammar is compiled on: a constant, and an addition for each character of the grammar.
+
+The library recurses for each nested rule, schema or reference, and a stack overflow ends the process; the worst
+grammars that we tried took 1 KiB a character. Unused stack takes no memory.
+"""
 _starting = threading.Lock()
-"""Held while threads begin with another stack than usual."""
+"""Lock held while threads start with a non-default stack size."""
 
 
 class Grammars:
-    """Compiles grammars for the tokenizer of a model with `vocab_size` logits. Any thread may ask."""
+    """Compiles grammars for the tokenizer of a model with `vocab_size` logits. Methods may be called by any thread."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -73,16 +76,16 @@ class Grammars:
         self._compiling = threading.Lock()
 
     def check(self, grammar: Grammar, what: str) -> None:
-        """Compile a grammar; InputError, which opens with `what`, for one that this model cannot answer by."""
+        """Compile a grammar; InputError, beginning with `what`, for one that this model's answers cannot follow."""
         self._matcher(grammar, what)
 
     def matcher(self, grammar: Grammar, ends: Collection[int], what: str) -> Matcher:
-        """Return the state of an answer that `ends` [token ids] end; InputError as `check` raises it."""
+        """Return the matcher of a new answer that `ends` [token ids] end; the same InputErrors as `check`."""
         state = self._matcher(grammar, what).deep_copy()
         return Matcher(state, self._vocab_size, ends, self._vocabulary[0].special, what)
 
     def _matcher(self, grammar: Grammar, what: str) -> LLMatcher:
-        if (found := self._kept(grammar)) is not None:  # a row that joins does not wait for another's grammar
+        if (found := self._kept(grammar)) is not None:  # a known grammar does not wait for others to compile
             return found
         with self._compiling:
             if (found := self._kept(grammar)) is not None:
@@ -125,9 +128,9 @@ class Grammars:
         return found
 
     def _try(self, found: LLMatcher, grammar: Grammar) -> None:
-        """Refuse a grammar that no answer can begin by, or whose first tokens are beyond the library's limits already.
+        """Refuse a grammar that allows no first token, or whose first tokens already exceed the library's limits.
 
-        The first mask also builds what every answer needs.
+        Computing the first mask here also builds the state that every answer needs.
         """
         state = found
         for count in range(_TRIED):
@@ -155,9 +158,9 @@ class Grammars:
 
 
 class _Tokens:
-    """A vocabulary as llguidance takes it, with one token more: the end of an answer, whatever the model's ends are.
+    """A vocabulary in the form that llguidance takes, with one token more, which stands for all the model's end tokens.
 
-    Where a grammar forces a text, llguidance allows the tokens alone that `__call__` makes of it.
+    Where a grammar forces a text, llguidance allows only the tokens that `__call__` returns for it.
     """
 
     bos_token_id = None
@@ -173,7 +176,7 @@ class _Tokens:
 
 
 def _on_deep_stack(compiled: Callable[[], LLMatcher], characters: int) -> LLMatcher:
-    """Return what `compiled` returns, which compiles a grammar of so many characters."""
+    """Call `compiled`, which compiles a grammar of `characters` characters, on a thread with a deep enough stack."""
     with ThreadPoolExecutor(1, "kvc-trt grammar") as thread:
         with _starting:
             usual = threading.stack_size(_STACK + _STACK_OF_CHARACTER * characters)
@@ -200,7 +203,7 @@ def _limits() -> LLParserLimits:
 
 
 def _source(grammar: Grammar) -> str:
-    """Return a grammar as llguidance reads it."""
+    """Return the text of a grammar in llguidance's format."""
     from llguidance import LLMatcher
 
     if grammar.kind == "regex":
@@ -220,7 +223,7 @@ def _source_of_schema(schema: Any) -> str:
 
 
 def _place_of_error(grammar: Grammar, library: LLTokenizer) -> str:
-    """Return the place of the innermost schema that cannot be compiled alone; empty if there is none."""
+    """Return " at " and the pointer of the innermost schema that fails to compile alone; empty if there is none."""
     from llguidance import LLMatcher
 
     if grammar.kind != "json_schema":

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 Schema: TypeAlias = "Mapping[str, Any] | bool | str | type[BaseModel]"
-"""A JSON schema as Python code has it: a mapping, its JSON text, or a class of pydantic's models."""
+"""The forms of a JSON schema that callers may pass: a mapping, its JSON text, or a pydantic model class."""
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """The text that an answer may be. Make one with the functions below; they raise InputError for what is none."""
+    """The texts that an answer may be. Make one with the functions below; they raise InputError for invalid input."""
 
     kind: GrammarKind
     text: str = ""
     """The JSON schema, the regular expression, the JSON list of choices, or the grammar in Lark's notation."""
 
     def __post_init__(self) -> None:
-        """Check the text by itself; a session checks that it can be compiled, and that its tokenizer can write it."""
+        """Check the grammar's text alone; a session checks that it compiles, and that its tokenizer can write it."""
         if self.kind not in get_args(GrammarKind):
             raise InputError(f"a grammar of kind {describe(self.kind)}, expected {' or '.join(get_args(GrammarKind))}")
         if not isinstance(self.text, str):
@@ -49,17 +49,17 @@ class Grammar:
 
     @staticmethod
     def json_object() -> Grammar:
-        """Any JSON object."""
+        """Return the grammar of any JSON object."""
         return Grammar("json_object")
 
     @staticmethod
     def of(asked: Grammar | Schema) -> Grammar:
-        """A grammar itself, or JSON that a schema allows."""
+        """Return a given grammar unchanged, or make one of a JSON schema."""
         return asked if isinstance(asked, Grammar) else Grammar.json_schema(asked)
 
     @staticmethod
     def json_schema(schema: Schema) -> Grammar:
-        """JSON that a schema allows; of a class of pydantic's models, with no other fields than it has."""
+        """Return the grammar of JSON that a schema allows; a pydantic class allows no fields but its own."""
         if isinstance(schema, str):
             schema = parsed_schema(schema)
         elif isinstance(schema, type) and hasattr(schema, "model_json_schema"):
@@ -77,12 +77,15 @@ class Grammar:
 
     @staticmethod
     def regex(pattern: str) -> Grammar:
-        """Text that a regular expression matches whole, in Rust's notation: without look-around and back references."""
+        """Return the grammar of texts that a regular expression matches whole.
+
+        The notation is Rust's: without look-around and back references.
+        """
         return Grammar("regex", pattern)
 
     @staticmethod
     def choice(texts: Sequence[str]) -> Grammar:
-        """One of these texts."""
+        """Return the grammar of these texts: an answer is one of them."""
         if isinstance(texts, str) or not isinstance(texts, Sequence):
             raise InputError(f"the choices are {describe(texts)}, expected a list of texts")
         try:
@@ -92,12 +95,12 @@ class Grammar:
 
     @staticmethod
     def lark(text: str) -> Grammar:
-        """A context-free grammar, in llguidance's form of Lark, which may embed `%json {...}`."""
+        """Return a context-free grammar in llguidance's variant of Lark, which may embed `%json {...}`."""
         return Grammar("lark", text)
 
     @property
     def name(self) -> str:
-        """Its name in errors."""
+        """The grammar's name in error messages."""
         return {
             "json_object": "the grammar of a JSON object",
             "json_schema": "the JSON schema",
@@ -108,11 +111,11 @@ class Grammar:
 
     @property
     def is_json(self) -> bool:
-        """True if the answer is JSON."""
+        """True for the kinds `json_object` and `json_schema`, whose answers are JSON."""
         return self.kind in ("json_object", "json_schema")
 
     def choices(self) -> list[str]:
-        """Return the texts of a grammar of kind choice."""
+        """Return the texts of a grammar of kind `choice`; InputError if `text` is not a JSON list."""
         try:
             found = json.loads(self.text)
         except (ValueError, RecursionError) as error:

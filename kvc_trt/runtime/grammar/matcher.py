@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class MaskThreads:
-    """A pool of threads that are begun with the first mask. The masks' library lets other threads run meanwhile.
+    """A pool of threads, started by the first mask. The library that computes masks lets other threads run meanwhile.
 
-    A fork copies none of the threads. So it waits until no mask is being computed, which takes less than one step, and
-    the child gets a pool of its own: what was computed before is in both processes, and neither waits for ever.
+    A fork does not copy threads. So it waits until no mask is being computed, which takes less than one step, and the
+    child gets a new pool: both processes have every mask computed before, and neither waits for ever.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class MaskThreads:
         os.register_at_fork(before=self._rest, after_in_parent=self._lock.release, after_in_child=self._begin_anew)
 
     def submit(self, compute: Callable[[], bytes]) -> Future[bytes]:
-        """Begin to compute a mask."""
+        """Start `compute` on a thread of the pool, and return its future mask."""
         with self._lock:
             coming = self._pool.submit(compute)
             self._running.add(coming)
@@ -56,11 +56,11 @@ _BESIDE = MaskThreads()
 
 
 class Matcher:
-    """The state of one answer. `ends` [token ids] end it, and are allowed where the grammar may end.
+    """The state of one answer under its grammar. `ends` [token ids] end it, and are allowed where the grammar may end.
 
-    Those of them that are `special` tokens, which write no text, are allowed where the grammar names them too.
+    An end that is a `special` token, which writes no text, is also allowed where the grammar names it.
 
-    `state` is of a vocabulary with one token more than `vocab_size`, which stands for the ends.
+    The vocabulary of `state` has one token more than `vocab_size`, which stands for all the ends.
     """
 
     def __init__(
@@ -68,29 +68,29 @@ class Matcher:
     ) -> None:
         self._own_state, self._vocab_size, self._what = state, vocab_size, what
         self._coming: Future[bytes] | None = None
-        """The bits of the next mask, where `prepare` was called for them."""
+        """The bits of the next mask, if `prepare` started computing them."""
         self._ends = np.array(sorted(end for end in ends if 0 <= end < vocab_size), np.int64)
         self._may_be_named = np.isin(self._ends, list(special))
 
     @property
     def _state(self) -> LLMatcher:
-        """The library's own state, once no other thread works with it any more."""
+        """The library's state; waits until the thread that computes the next mask is done with it."""
         if self._coming is not None:
             wait([self._coming])
         return self._own_state
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing can follow: the answer ends here."""
+        """True if the grammar allows nothing further: the answer ends here."""
         return bool(self._state.is_stopped())
 
     def prepare(self) -> None:
-        """Compute what `allowed` returns next on another thread, beside what the caller does meanwhile."""
+        """Start computing the mask that `allowed` returns next, on another thread."""
         if self._coming is None:
             self._coming = _BESIDE.submit(self._own_state.compute_bitmask)
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return [vocab]: True for each token that may come next."""
+        """Return a mask [vocab], True for each token that may come next."""
         bits = self._own_state.compute_bitmask() if self._coming is None else self._coming.result()
         self._check()
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size + 1, bitorder="little").view(
@@ -101,24 +101,24 @@ class Matcher:
         return allowed
 
     def advance(self, token: int) -> None:
-        """Take note of the token that was drawn. It was allowed."""
+        """Record the token that was drawn, which must be an allowed one."""
         if token not in self._ends:
             self._state.consume_token(token)
             self._coming = None
             self._check()
 
     def prefix(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens may come next, one after the other; ends are none of them."""
+        """Return the length of the longest prefix of `tokens` that may come next; it stops before any end token."""
         until = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         return int(self._state.validate_tokens(list(tokens[:until])))
 
     def forced(self) -> list[int]:
-        """Return the tokens that come next whatever the model says, up to an end: a grammar may name one itself."""
+        """Return the tokens that the grammar forces next, whatever the logits, up to an end token that it may name."""
         tokens = self._state.compute_ff_tokens()
         return list(takewhile(lambda token: token < self._vocab_size and token not in self._ends, tokens))
 
     def copy(self) -> Matcher:
-        """Return a matcher that stands where this one does and can be told of other tokens."""
+        """Return an independent copy of the current state."""
         other = copy(self)
         other._own_state, other._coming = self._state.deep_copy(), None
         return other
@@ -136,5 +136,5 @@ class Matcher:
 
 
 def reason_of(state: LLMatcher) -> str:
-    """Return why a state has failed, without the notes that the library adds for its developers."""
+    """Return the library's reason for a failed state, without the notes that it adds for its developers."""
     return " ".join(state.get_error().replace("<non-verbose/>", "").split()) or state.stop_reason()

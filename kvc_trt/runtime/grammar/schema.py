@@ -1,6 +1,6 @@
-"""JSON schemas before a compiler sees them: limits, and every keyword by name.
+"""Check JSON schemas before they are compiled: their size, and every keyword by name.
 
-A keyword that is not obeyed would give JSON that the schema does not allow, so each one is known or refused.
+If the compiler ignored a keyword, answers could break the schema, so a keyword is either supported or refused.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.files.inputs import parsed_json
 
 MOST_CHARACTERS = 256 << 10
-"""Of a grammar's text."""
+"""The largest number of characters in a grammar's text."""
 _DEEPEST = 64
-"""Levels of nesting."""
+"""The largest number of nesting levels."""
 _MOST_SCHEMAS = 5_000
 _MOST_COUNTED = 1_000_000
 """The largest number of characters, items or properties that a keyword asks for."""
 _MOST_OF_MULTIPLES = 100_000
-"""The sum of what each multipleOf holds, without zeros at its end: the compiler builds so many states."""
+"""The largest sum of all `multipleOf` values, each without its trailing zeros; the compiler builds as many states."""
 _MOST_NESTED = 600
-"""Rules and brackets of a grammar: each may be inside of the one before, and the compiler reports an error through all
-of them, in a time that grows with their square."""
+"""The largest number of rules and brackets in a grammar: each may be nested in the one before, and the time in which
+the compiler reports an error grows with the square of the nesting."""
 _NESTING = re.compile(r"^[ \t]*[?!]?\w[^:\n]*:|[(\[]", re.MULTILINE)
 _QUOTED_OR_SCHEMA = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])+/?|%json\s*')
 _MOST_NOT_JSON = 64
-"""Embedded schemas that are no JSON; the text after each is read up to the error."""
+"""The largest number of `%json` whose text is not JSON: for each, the text is parsed up to the error."""
 
 _LARGEST = 1 << 53
-"""Up to here every integer is a number of double precision, in which the compiler holds all numbers."""
+"""The compiler holds numbers in double precision, which represents every integer up to this one exactly."""
 
 _ANNOTATIONS = frozenset({
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator",
     "$schema", "$id", "id", "$comment", "contentMediaType", "contentEncoding",
 })  # fmt: skip
-"""Keywords that allow and forbid nothing."""
+"""Keywords that do not change which JSON is allowed."""
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 _VALUES = frozenset({"type", "enum", "const", "required", "format", "pattern", "$ref"}) | _NUMBERS | _COUNTS
-"""Keywords that are obeyed and hold no schemas."""
+"""Supported keywords whose values are not schemas."""
 _SCHEMA = frozenset({"items", "additionalItems", "additionalProperties"})
 """Keywords that hold a schema."""
 _LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
@@ -55,11 +55,11 @@ _REFUSED = frozenset({
     "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties",
     "$dynamicRef", "$recursiveRef", "nullable",
 })  # fmt: skip
-"""Keywords that people use, and that are not obeyed."""
+"""Keywords that people use and that are refused, because the compiler does not support them."""
 
 
 class Place(NamedTuple):
-    """A schema inside of a schema."""
+    """A schema and its place inside of the whole schema."""
 
     pointer: str
     """A JSON pointer that begins with #."""
@@ -67,14 +67,14 @@ class Place(NamedTuple):
 
 
 def parsed_schema(text: str) -> Any:
-    """Return what the text of a schema holds; InputError for text that is too long, or is no JSON."""
+    """Parse the JSON text of a schema; InputError for text that is too long, or is not JSON."""
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"the JSON schema has {len(text)} characters, expected at most {MOST_CHARACTERS}")
     return parsed_json(text, "the JSON schema")
 
 
 def check_schema(schema: Any) -> None:
-    """Raise InputError, naming the place, for a schema that is too large, or says what is not obeyed."""
+    """Raise InputError, naming the place, for a schema that is too large or has an unsupported keyword."""
     if schema is False:
         raise InputError("the JSON schema is false, which allows nothing")
     _check_size([schema], "the JSON schema")
@@ -89,7 +89,7 @@ def check_schema(schema: Any) -> None:
 
 
 def check_lark(text: str) -> None:
-    """Raise InputError for a grammar in Lark's notation with too many rules, or with schemas too large together."""
+    """Raise InputError for a grammar in Lark's notation with too many rules, or whose schemas are too large in all."""
     schemas, rest, others, start = [], [], 0, 0
     decoder = json.JSONDecoder(parse_int=float)
     while match := _QUOTED_OR_SCHEMA.search(text, start):
@@ -127,16 +127,16 @@ def _check_size(schemas: Iterable[Any], what: str) -> None:
 
 
 def _states_of_multiple(schema: Any) -> int:
-    """Return a number that the compiler's states for `multipleOf` do not exceed: 25 for 0.25, 3 for 3000."""
+    """Return an upper bound of the compiler's states for a schema's `multipleOf`: 25 for 0.25, 3 for 3000."""
     value = schema.get("multipleOf") if isinstance(schema, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return 0  # refused, by a check of its own
+        return 0  # _check_keyword refuses it
     number = Decimal(str(value))
     return int("".join(map(str, number.normalize().as_tuple().digits))) if number.is_finite() else 0
 
 
 def schemas_in(schema: Any) -> Iterator[Place]:
-    """Yield a schema and all that it holds, each before its own."""
+    """Yield a schema and all schemas nested in it, each before those nested in it."""
     waiting = [Place("#", schema)]
     while waiting:
         place = waiting.pop()
@@ -202,7 +202,7 @@ def _check_numbers(where: str, value: Any) -> None:
 
 
 def _expected(name: str, value: Any) -> str:
-    """Return what the value of a keyword should be; empty if it is."""
+    """Return the kind of value that a keyword expects; empty if `value` is of it."""
     if name in _COUNTS:
         right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_COUNTED
         return "" if right else f"an integer from 0 to {_MOST_COUNTED}"
@@ -223,7 +223,7 @@ def _expected(name: str, value: Any) -> str:
 
 
 def _check_properties(pointer: str, schema: Mapping[str, Any]) -> None:
-    """Refuse a least number of properties that nothing but further names can reach: one could come twice."""
+    """Refuse a `minProperties` that only unnamed properties could reach: an answer could repeat one to reach it."""
     least, required = schema.get("minProperties", 0), schema.get("required", ())
     if least <= len(set(required)):
         return
@@ -235,7 +235,7 @@ def _check_properties(pointer: str, schema: Mapping[str, Any]) -> None:
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Close every object of a schema to properties that it does not name, unless it says what those are."""
+    """Set `additionalProperties` to false wherever a schema has `properties` and does not set it; return the schema."""
     for _, one in schemas_in(schema):
         if isinstance(one, dict) and "properties" in one:
             one.setdefault("additionalProperties", False)

@@ -1,4 +1,4 @@
-"""The bytes that each token of a model writes."""
+"""The bytes of text that each token of a model stands for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class Vocabulary:
-    """The tokens of a model with `size` logits: the bytes of each, none for an id that is no token.
+    """The tokens of a model with `size` logits: `tokens` has the bytes of each id, empty for an id without a token.
 
-    InputError, naming the tokenizer's decoder, where what a token writes depends on the tokens beside it.
+    InputError, naming the tokenizer's decoder, if the bytes of a token depend on the tokens beside it.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
@@ -38,7 +38,7 @@ class Vocabulary:
                 self.special.append(token)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows another, as the tokenizer writes them; none is special."""
+        """Return the tokenizer's tokens for a text that continues another; special tokens are not among them."""
         expected, special = text.encode(), set(self.special)
         for before in ("", "\n"):  # some tokenizers put a space in front of the first word
             ids = self._encoded(before + text)
@@ -51,12 +51,12 @@ class Vocabulary:
     def _encoded(self, text: str) -> list[int]:
         try:
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except InputError:  # the tokenizer of a stranger fails at this text
+        except InputError:  # a user's tokenizer may fail at this text
             return []
         return [token for token in ids if token < len(self.tokens)]
 
     def _longest(self, text: bytes) -> list[int]:
-        """Return tokens of a text, each as long as possible; none for the rest where there is none."""
+        """Return tokens of a text, each as long as possible, up to the first place where no token matches."""
         ids: list[int] = []
         while text:
             length = next((n for n in range(min(len(text), self._most_bytes), 0, -1) if text[:n] in self._ids), 0)
@@ -76,12 +76,12 @@ class Vocabulary:
         return max(map(len, self._ids))
 
     def missing(self, characters: str) -> str:
-        """Return those of these ASCII characters that are no token by themselves."""
+        """Return those of these ASCII characters that have no token of their own."""
         return "".join(one for one in characters if one.encode() not in self._ids)
 
 
 def _writer(decoder: Any) -> Callable[[str], bytes]:
-    """Return the function from a token of the vocabulary to its bytes."""
+    """Return the function that turns a token's text in the vocabulary into its bytes."""
     kinds = [one.get("type") for one in _steps(decoder)]
     if kinds == ["ByteLevel"]:
         return _of_byte_level
@@ -122,7 +122,7 @@ def _of_byte_level(text: str) -> bytes:
 def _bytes_of_characters() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for.
 
-    A byte that Latin-1 prints stands for itself; the others follow from U+0100 on, in their order.
+    A byte that Latin-1 prints is written as its own character; the others are written in order from U+0100 on.
     """
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]

@@ -1,4 +1,4 @@
-"""The tokens of an answer that is being given, their text, and what ends it."""
+"""An answer while it is generated: its tokens, their text, and the rules that end it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ends:
-    """The rules that end an answer before its room does."""
+    """The rules that end an answer before it reaches its largest length."""
 
     token_ids: frozenset[int]
     strings: Sequence[str]
     min_tokens: int
-    """So many tokens come before any of these counts."""
+    """The number of tokens that an answer has before these rules apply."""
 
 
 class AnswerText:
-    """One answer, token by token; without a tokenizer it has no text."""
+    """Collects the tokens of one answer and their text; without a tokenizer there is no text."""
 
     def __init__(self, tokenizer: Tokenizer | None, ends: Ends) -> None:
         self._ends = ends
@@ -34,19 +34,19 @@ class AnswerText:
         self._pieces: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        """One for each token, if they are wanted."""
+        """Log-probabilities of each token; empty if the request did not ask for them."""
 
     @property
     def text(self) -> str | None:
-        """The text that is certain."""
+        """The text so far, without what later tokens may still change; None without a tokenizer."""
         return None if self._detokeniser is None else "".join(self._pieces)
 
     def push(
         self, token: int, logprobs: TokenLogprobs | None, no_room: FinishReason | None
     ) -> tuple[str, FinishReason | None]:
-        """Add a token; return the text that is certain with it, and the reason if the answer ends here.
+        """Add a token; return the text that this makes final, and why the answer ends with it (None if it goes on).
 
-        `no_room` is the reason for which no token can follow this one, if there is one.
+        `no_room` is the reason if no token can follow this one, such as a length limit; otherwise None.
         """
         self.token_ids.append(token)
         if logprobs is not None:
@@ -59,12 +59,12 @@ class AnswerText:
         return text, reason
 
     def cut(self) -> None:
-        """End the answer here: text that was held back is certain now."""
+        """End the answer here, and add the text that was held back."""
         self._pieces.append(self._finish()[0])
 
     @property
     def _may_not_stop(self) -> bool:
-        """True if the latest token is one of those that come before anything may end the answer."""
+        """True if the latest token is among the first `min_tokens`, at which no stop string ends the answer."""
         return len(self.token_ids) <= self._ends.min_tokens
 
     def _take(self, token: int) -> tuple[str, FinishReason | None]:

@@ -1,4 +1,4 @@
-"""Tokens that one row may not draw: ends of banned sequences, and what would end its answer too early."""
+"""Tokens that one row may not draw: those that complete a banned sequence, or would end its answer too early."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TokenIds = tuple[int, ...]
 
 
 class Banned:
-    """The banned token sequences of one row, and the tokens that may not be among the first of its answer.
+    """The token sequences that one row may not write, and the end tokens that it may not write yet.
 
-    The last token of a sequence is banned while the text (all that was read: prompt, turns, answers) ends with the
-    tokens before it, as in transformers; a sequence of one token is always banned. `ends` [token ids] are banned until
-    the answer has `min_tokens` tokens.
+    The last token of a sequence is banned while the text (prompt, turns and answers) ends with the tokens before it, as
+    in transformers; a sequence of one token is always banned. `ends` [token ids] are banned until the answer has
+    `min_tokens` tokens.
     """
 
     def __init__(self, sequences: Sequence[TokenIds] = (), ends: Collection[int] = (), min_tokens: int = 0) -> None:
@@ -36,30 +36,30 @@ class Banned:
 
     @property
     def is_active(self) -> bool:
-        """True if a token is ever banned."""
+        """True if these rules can ban a token at any time."""
         return bool(self._always or self._sequences or self._ends)
 
     def read(self, token_ids: Iterable[int]) -> None:
-        """Take note of tokens that the text has now."""
+        """Record tokens that were added to the text."""
         if self._sequences:
             self._text.extend(token_ids)
 
     def answered(self) -> None:
-        """Take note of one token of the answer."""
+        """Record that the answer has one token more."""
         self._answered += 1
 
     def begin_answer(self) -> None:
-        """Begin another answer, which has its own first tokens."""
+        """Begin another answer: its tokens are counted anew for `min_tokens`."""
         self._answered = 0
 
     def copy(self) -> Banned:
-        """Return bans that stand where these do and can be told of other tokens."""
+        """Return an independent copy of the current state."""
         other = copy(self)
         other._text = self._text.copy()
         return other
 
     def token_ids(self) -> list[int]:
-        """Return the tokens that are banned now; some may be there twice."""
+        """Return the ids of the tokens that are banned now; an id may occur twice."""
         text = tuple(self._text)
         completed = [one[-1] for one in self._sequences if text[len(text) - len(one) + 1 :] == one[:-1]]
         return [*self._always, *completed, *(self._ends if self._answered < self._min_tokens else ())]
@@ -68,7 +68,7 @@ class Banned:
 def banned_sequences(request: Request, tokenizer: Tokenizer | None, limits: Limits, what: str) -> list[TokenIds]:
     """Return the token sequences that a request bans; InputError, naming `what`, for those that are invalid.
 
-    A word is tokenised twice, as it would stand alone and as it would after a space.
+    Each bad word is banned in two spellings: its tokens without and with a space before it.
     """
     if request.bad_words and tokenizer is None:
         raise InputError(
@@ -94,7 +94,7 @@ def banned_sequences(request: Request, tokenizer: Tokenizer | None, limits: Limi
 
 
 def check_leaves_a_token(sequences: Sequence[TokenIds], ends: Collection[int], limits: Limits, what: str) -> None:
-    """Raise InputError, naming `what`, if some text could leave no token that may be drawn."""
+    """Raise InputError, naming `what`, if the bans together could forbid every token of the vocabulary."""
     banned = {sequence[-1] for sequence in sequences}.union(ends)
     if banned.issuperset(range(limits.vocab_size)):
         raise InputError(f"{what}: bad words and min_tokens leave none of the model's {limits.vocab_size} tokens")

@@ -1,4 +1,4 @@
-"""The rules by which one row's next token is drawn from its logits, in numbers that a device can take."""
+"""The rules by which one row's next token is drawn from its logits, as numbers and arrays for a device."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class DrawRules:
     uniform: float
     """The row's random number for this draw, in [0, 1)."""
     changed: NDArray[np.int64]
-    """[n]: token ids; one may be there twice."""
+    """[n]: ids of the tokens with a bias or a penalty; an id may occur twice."""
     added: NDArray[np.float32]
-    """[n]: their biases, added before the repetition penalty."""
+    """[n]: biases of the `changed` tokens, added before the repetition penalty."""
     subtracted: NDArray[np.float32]
-    """[n]: their presence and frequency penalties, subtracted after it."""
+    """[n]: presence and frequency penalties of the `changed` tokens, subtracted after the repetition penalty."""
     read: Words | None = None
-    """The tokens of the text, which the repetition penalty changes; None if it changes none."""
+    """The tokens of the text, whose logits the repetition penalty changes; None if it changes none."""
     allowed: Words | None = None
     """The tokens that may be drawn; None if all may."""
     logprobs: int | None = None
-    """Return the token's log-probability, and those of so many of the best; None returns none."""
+    """The number of best tokens whose log-probabilities are returned beside the drawn token's; None returns none."""
 
     @property
     def changes_logits(self) -> bool:
-        """True if anything happens to the logits before the draw."""
+        """True if biases, penalties, bans or a grammar change the logits before the draw."""
         return bool(len(self.changed)) or self.read is not None or self.allowed is not None
 
     @property
     def filters(self) -> bool:
-        """True if the draw looks at the tokens in the order of their probability."""
+        """True if the draw needs the tokens sorted by probability: it samples with top-k or top-p."""
         return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0)

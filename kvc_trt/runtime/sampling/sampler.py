@@ -1,7 +1,7 @@
 """Choose the next token of one row from its logits.
 
-In this order: biases and penalties change the logits; what a grammar or a ban forbids leaves them; temperature, top-k,
-top-p and min-p make of the rest what is drawn from.
+In this order: biases and penalties change the logits; tokens that a grammar or a ban forbids are removed; temperature,
+top-k, top-p and min-p turn the remaining logits into the probabilities to draw from.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from kvc_trt.runtime.sampling.token_bits import packed, words_of
 
 
 class Uniforms:
-    """The random numbers of one row, one for each token that is drawn. Numbers to come can be looked at beforehand."""
+    """The random numbers of one row, one for each token that is drawn; `look` returns later ones without using them."""
 
     def __init__(self, seed: int | None) -> None:
         self._random = np.random.default_rng(seed)
         self._known: deque[float] = deque()
 
     def look(self, ahead: int = 0) -> float:
-        """Return the number of the next draw, or of one after it."""
+        """Return the number of the draw that is `ahead` draws after the next, and use up none."""
         while len(self._known) <= ahead:
             self._known.append(self._random.random())
         return self._known[ahead]
 
     def take(self) -> float:
-        """Return the number of the next draw, which has then been made."""
+        """Return the number of the next draw and use it up."""
         found = self.look()
         self._known.popleft()
         return found
@@ -47,9 +47,9 @@ class Uniforms:
 class Sampler:
     """Draws the tokens of one row from its own random numbers and its own text, so other rows do not change the result.
 
-    The row tells it what its text is: `read` for each token that was fed, `begin_answer` where another answer begins.
-    `choose` draws from logits on the host. An executor may draw by `rules` instead, with the same random number, and
-    the row then tells the result (`take`): both give the same token but for the rounding of sums.
+    The row reports its text: `read` for each token that was fed, `begin_answer` where another answer begins. `choose`
+    draws from logits on the host. An executor may draw by `rules` instead, with the same random number, and the row
+    then reports the result (`take`): both give the same token but for the rounding of sums.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Sampler:
         self._sampling = sampling
         self._uniforms = Uniforms(sampling.seed)
         self._ahead: int | None = None
-        """The draws that are only supposed to have been made; None of a sampler whose draws were all made."""
+        """The number of draws that are only assumed, in a copy made by `ahead`; None in the row's own sampler."""
         self._owns_matcher = True
         self._banned = banned or Banned()
         biases = biases or {}
@@ -75,53 +75,53 @@ class Sampler:
 
     @property
     def is_greedy(self) -> bool:
-        """True if the best token of the model's own logits is always chosen."""
+        """True if each token is the one with the largest of the model's logits, which nothing changes."""
         return self._sampling.temperature == 0.0 and not self._changes_logits
 
     @property
     def is_complete(self) -> bool:
-        """True if the grammar of the answer lets nothing follow."""
+        """True if the answer has a grammar, and it allows no further token."""
         return self._matcher is not None and self._matcher.is_complete
 
     def constrain(self, matcher: Matcher | None) -> None:
-        """Let `matcher` say what the answer may be that begins next."""
+        """Constrain the next answer by the grammar of `matcher`; None lifts the constraint."""
         self._matcher = matcher
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Take note of tokens that the text has now."""
+        """Record tokens that were added to the text."""
         self._banned.read(token_ids)
         self._penalties.read(token_ids)
 
     def begin_answer(self) -> None:
-        """Begin another answer to a text that goes on."""
+        """Begin another answer in the same text: counts, penalties and grammar of the answer start anew."""
         self._banned.begin_answer()
         self._penalties.begin_answer()
         if self._matcher is not None:
             self._matcher.begin_answer()
 
     def prepare(self) -> None:
-        """Begin, on another thread, what the next draw needs to know beside the logits."""
+        """Start computing the grammar's next mask on another thread."""
         if self._matcher is not None:
             self._matcher.prepare()
 
     def forced(self) -> list[int]:
-        """Return the tokens that come next whatever the model says; none where the grammar leaves a choice."""
+        """Return the tokens that the grammar forces next, whatever the logits; none where it leaves a choice."""
         return [] if self._matcher is None else self._matcher.forced()
 
     def possible(self, tokens: list[int], *, after: list[int]) -> list[int]:
-        """Return the first of these tokens, up to one that the grammar does not let follow `after` and those before."""
+        """Return the longest prefix of `tokens` that the grammar allows after `after`."""
         if self._matcher is None:
             return tokens
         return tokens[: max(0, self._matcher.prefix([*after, *tokens]) - len(after))]
 
     def choose(self, logits: NDArray[np.float32]) -> int:
-        """Return the next token id, given `logits` [vocab] that are finite or -inf; they are not changed."""
+        """Draw and record the next token, and return its id; `logits` [vocab], finite or -inf, are not changed."""
         token = self._draw(self._adjusted(logits) if self._changes_logits else logits)
         self.take(token)
         return token
 
     def take(self, token: int) -> None:
-        """Take note of the token that was drawn next; InputError for NONE_ALLOWED, which is none."""
+        """Record the token that was drawn; InputError for NONE_ALLOWED, which stands for no token."""
         if token == NONE_ALLOWED:
             raise self._nothing_allowed()
         if self._sampling.temperature > 0.0:
@@ -137,15 +137,15 @@ class Sampler:
             self._matcher.advance(token)
 
     def ahead(self) -> Sampler:
-        """Return a sampler that stands where this one does: what it is told of is only supposed to follow."""
+        """Return a copy for tokens that are only assumed to follow; this sampler and its random numbers stay as is."""
         other = copy(self)
         other._ahead = self._ahead or 0
         other._banned, other._penalties = self._banned.copy(), self._penalties.copy()
-        other._owns_matcher = False  # most are asked for the very next token alone
+        other._owns_matcher = False  # most copies only draw the next token, and need no matcher of their own
         return other
 
     def rules(self, vocab_size: int, logprobs: int | None = None) -> DrawRules:
-        """Return the rules of the next draw, for an executor that draws itself. InputError as `choose` raises it."""
+        """Return the rules of the next draw, for an executor that draws itself; the same InputErrors as `choose`."""
         ids, subtracted = self._penalties.subtracted()
         biased, zeros = self._biased, np.zeros
         allowed = self._allowed(vocab_size)
@@ -173,14 +173,14 @@ class Sampler:
         if allowed is None:
             allowed = np.ones(len(logits), np.bool_)
         adjusted[~allowed] = -np.inf
-        if np.isneginf(adjusted.max()):  # the model excludes all others, and a ban still holds, so all these are equal
+        if np.isneginf(adjusted.max()):  # the model gives every allowed token -inf: treat them as equal
             adjusted[allowed] = 0.0
             if not allowed.any():
                 raise self._nothing_allowed()
         return adjusted
 
     def _allowed(self, vocab_size: int) -> NDArray[np.bool_] | None:
-        """Return [vocab]: True for each token that may be drawn next; None if all may."""
+        """Return a mask [vocab], True for each token that may be drawn next; None if all may."""
         banned = self._banned.token_ids()
         if self._matcher is None and not banned:
             return None
@@ -197,7 +197,7 @@ class Sampler:
         ids, probabilities = candidates(logits, self._sampling)
         cumulative = np.cumsum(probabilities)
         drawn = int(np.searchsorted(cumulative, self._uniforms.look() * cumulative[-1], side="right"))
-        # A product that was rounded up to the sum is past the last token that has a probability.
+        # Rounding can make the product equal to the sum: then take the last token whose probability is not zero.
         return int(ids[drawn if drawn < len(ids) else np.flatnonzero(probabilities)[-1]])
 
 
@@ -225,7 +225,7 @@ def candidates(logits: NDArray[np.float32], sampling: Sampling) -> tuple[NDArray
 
 def _nucleus(probabilities: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """Return the positions of the smallest set of best probabilities that reaches `top_p`, best first."""
-    # All values below (1 - top_p) / n together sum to less than 1 - top_p: they are never needed, so do not sort them.
+    # All values below (1 - top_p) / n together sum to less than 1 - top_p: the set never needs them, so skip the sort.
     worth_sorting = np.flatnonzero(probabilities >= (1.0 - top_p) / len(probabilities))
     order = worth_sorting[np.argsort(-probabilities[worth_sorting], kind="stable")]
     reached = int(np.searchsorted(np.cumsum(probabilities[order]), top_p, side="left"))

@@ -1,4 +1,4 @@
-"""Decode tokens to text one at a time, and find stop strings in it."""
+"""Decode tokens to text one at a time, and find stop strings in the text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TRY_TO_CUT = 16
-"""Number of undecided tokens from which a place to cut is sought; only broken text gets this far."""
+"""The number of pending tokens from which `Detokeniser` looks for a place to cut; only broken text gets this far."""
 _CUT_ANYWAY = 64
-"""Number of undecided tokens that are shown even if no place to cut was found."""
+"""The number of pending tokens that are shown even if there is no place to cut."""
 
 
 class Detokeniser:
@@ -58,7 +58,7 @@ class Detokeniser:
         return text
 
     def _cut_broken_text(self) -> str:
-        """Limit the undecided tokens: accept up to a token boundary that does not cut a character.
+        """Limit the pending tokens: accept those up to a token boundary that does not cut a character.
 
         A character has at most four bytes, so in text made of byte tokens one of any four boundaries qualifies.
         """

@@ -1,4 +1,4 @@
-"""Sets of token ids as packed bits, which a device takes a step's worth of in a few kilobytes."""
+"""Sets of token ids as packed bits: a few kilobytes to copy to a device for each step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Words = NDArray[np.uint32]
 
 
 def words_of(vocab_size: int) -> int:
-    """Return the number of words of a vocabulary's bits."""
+    """Return the number of words that hold one bit per token of a vocabulary."""
     return -(-vocab_size // WORD_BITS)
 
 
 def packed(tokens: NDArray[np.bool_]) -> Words:
-    """Return the words of a vocabulary's booleans [vocab]."""
+    """Return the mask `tokens` [vocab] packed into words."""
     padded = np.zeros(words_of(len(tokens)) * WORD_BITS, np.bool_)
     padded[: len(tokens)] = tokens
     return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32, copy=False)
@@ -49,11 +49,11 @@ class TokenBits:
         return np.flatnonzero(bits)
 
     def words(self, count: int) -> Words:
-        """Return a copy of so many words, at least those that hold an id."""
+        """Return the set as `count` new words; `count` must cover the largest id."""
         found = np.zeros(count, np.uint32)
         found[: len(self._words)] = self._words
         return found
 
     def copy(self) -> TokenBits:
-        """Return a set of its own with the same ids."""
+        """Return an independent copy."""
         return TokenBits(self._words.copy())

@@ -16,14 +16,14 @@ class MemoryPlan:
     """The memory that rows and one prefill may use together."""
 
     limit: int
-    """Bytes."""
+    """The limit in bytes."""
     row_bytes: int
-    """Bytes of one row's state."""
+    """The bytes of one row's state."""
     prefill_bytes: Callable[[int], float]
-    """Bytes that a prefill uses while it runs, given the number of tokens of its prompt."""
+    """Return the bytes that a prefill uses while it runs, for the number of tokens of its prompt."""
 
     def needed(self, tokens: int, rows: int) -> float:
-        """Return the bytes of `rows` running rows and one more that joins with a prompt of `tokens` tokens."""
+        """Return the bytes of `rows` running rows, and of one more while its prompt of `tokens` tokens is read."""
         return (rows + 1) * self.row_bytes + self.prefill_bytes(tokens)
 
     def fits(self, tokens: int, rows: int) -> bool:
@@ -31,7 +31,7 @@ class MemoryPlan:
         return self.needed(tokens, rows) <= self.limit
 
     def check(self, tokens: int) -> None:
-        """Raise InputError, with the numbers, for a prompt that does not fit even alone."""
+        """Raise InputError, with the numbers, if a prompt of `tokens` tokens does not fit even without other rows."""
         if not self.fits(tokens, 0):
             raise InputError(
                 f"a prompt of {tokens} tokens needs {readable_size(self.needed(tokens, 0))} "
@@ -65,11 +65,11 @@ class Queue:
             )
 
     def add(self, ticket: Ticket) -> None:
-        """Insert a request in order."""
+        """Insert a request by its priority and number."""
         insort(self._tickets, ticket, key=lambda one: (-one.priority, one.number))
 
     def first(self) -> Ticket:
-        """Return the next request to join. Nothing overtakes it, not even a request that would fit earlier."""
+        """Return the next request to join. No other may join before it, even if it would fit earlier."""
         return self._tickets[0]
 
     def remove(self, ticket: Ticket) -> None:

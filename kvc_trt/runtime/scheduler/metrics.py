@@ -1,4 +1,4 @@
-"""The counters and histograms of a scheduler, for a serving layer to export under its own names."""
+"""The counters and histograms of a scheduler, which servers export under their own names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 SHORT_TIMES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LONG_TIMES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
-"""Bounds of histograms, seconds."""
+"""The bounds of histograms in seconds, for short times and for long ones."""
 
 
 class Histogram:
@@ -19,13 +19,13 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """Number of observations in each interval between two bounds; the last one counts those above all bounds."""
+        """The number of observations up to each bound and above the previous one; the last is for those above all."""
         self.total = 0.0
         self.largest = 0.0
 
     @property
     def count(self) -> int:
-        """Number of observations."""
+        """The number of observations."""
         return sum(self.counts)
 
     def observe(self, value: float) -> None:
@@ -56,32 +56,33 @@ class Metrics:
     """The figures of one scheduler since it was made. Times are in seconds of its clock."""
 
     submitted: int = 0
-    """Requests that joined the queue."""
+    """The number of requests and turns that were accepted."""
     refused: int = 0
-    """Requests that found the queue full."""
+    """The number of requests that were refused because the queue was full."""
     ended: Counter[str] = field(default_factory=Counter)
-    """Requests by how they ended: the finish reasons of answers, and cancelled, deadline, failed."""
+    """The number of requests by their end: the finish reasons of answers, and cancelled, deadline, failed."""
     prompt_tokens: int = 0
-    """Tokens of the prompts that have joined, without those that came from a shared prefix."""
+    """The number of tokens in prompts that have been read, without those from a shared prefix."""
     generated_tokens: int = 0
     kept_tokens: int = 0
-    """Prompt tokens that were kept, over all caches of all rows that have joined without a stored context."""
+    """The number of prompt tokens that were kept, over all caches of all rows that joined without a stored context."""
     evicted_tokens: int = 0
+    """The number of prompt tokens that were evicted, over the same caches."""
     slices: int = 0
     turns: int = 0
-    """Turns that were read."""
+    """The number of turns that were read."""
     steps: int = 0
     seconds_waiting: Histogram = field(default_factory=_long)
-    """From the request to the first slice of its prefill."""
+    """The time from a request to the first slice of its prefill."""
     seconds_to_first_token: Histogram = field(default_factory=_long)
-    """From the request."""
+    """The time from a request to the first token of its answer."""
     seconds_per_token: Histogram = field(default_factory=_short)
-    """From one token of an answer to its next."""
+    """The time from one token of an answer to the next."""
     stall_seconds: Histogram = field(default_factory=_short)
-    """Slices and turns during which rows waited for their next token."""
+    """The times of slices and turns during which rows waited for their next token."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by the fields' names."""
+        """Return the figures as plain values by the names of their fields."""
         plain = {"ended": dict(self.ended)}
         for name, value in vars(self).items():
             if name not in plain:

@@ -11,15 +11,16 @@ from kvc_trt.runtime.scheduler.ticket import Ticket
 
 @dataclass
 class ParkedRow:
-    """One row, known by the ticket of its last answer."""
+    """One row that is kept after its answer has ended."""
 
     row: int
-    """Its number in the session."""
+    """The row's number in the session."""
     last: Ticket
+    """The ticket of its last answer."""
     since: float
-    """When that answer ended, on the scheduler's clock."""
+    """The time at which that answer ended, on the scheduler's clock."""
     turn: Ticket | None = None
-    """The turn that waits to be read."""
+    """The ticket of the turn that waits to be read; None if there is none."""
 
 
 class ParkedRows:
@@ -36,12 +37,12 @@ class ParkedRows:
 
     @property
     def has_work(self) -> bool:
-        """True if a turn waits, or a row has to leave."""
+        """True if a turn waits to be read, or a row must leave because its ticket was cancelled."""
         return any(one.turn is not None or one.last.cancelled for one in self._rows)
 
     @property
     def turns(self) -> list[Ticket]:
-        """The turns that wait."""
+        """The tickets of the turns that wait to be read."""
         return [one.turn for one in self._rows if one.turn is not None]
 
     def add(self, row: int, last: Ticket, now: float) -> None:
@@ -54,7 +55,7 @@ class ParkedRows:
         self._of(last).turn = turn
 
     def check(self, last: Ticket) -> None:
-        """Raise InputError unless a turn can follow the answer of this ticket."""
+        """Raise InputError unless a turn can follow the answer of ticket `last` now."""
         if not isinstance(last, Ticket):
             raise InputError(f"a turn follows {describe(last)}, expected the ticket of an answer")
         what = f"request {last.number}"
@@ -77,14 +78,14 @@ class ParkedRows:
         return first
 
     def leaving(self, has_to_end: Callable[[Ticket], bool], now: float, closed: bool) -> list[ParkedRow]:
-        """Remove and return the rows whose conversation or waiting turn has to end, and those kept for too long.
+        """Remove and return the rows that were cancelled, whose waiting turn has to end, or that are kept for too long.
 
-        A row without a turn leaves when its time is over, or at once when the scheduler is `closed`.
+        A row without a turn leaves after the table's time, or at once if the scheduler is `closed`.
         """
         return self.take_out(lambda one: self._leaves(one, has_to_end, now, closed))
 
     def take_out(self, leaves: Callable[[ParkedRow], bool]) -> list[ParkedRow]:
-        """Remove and return the rows of which `leaves` is true."""
+        """Remove and return the rows for which `leaves` returns True."""
         gone = [one for one in self._rows if leaves(one)]
         self._rows = [one for one in self._rows if one not in gone]
         return gone

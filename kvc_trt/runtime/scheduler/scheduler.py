@@ -1,4 +1,4 @@
-"""Many callers share one session: requests queue, join a batch slice by slice, and end without disturbing others.
+"""Share one session among many callers: requests queue, join a batch slice by slice, and end without disturbing others.
 
     with Scheduler(session) as scheduler:
         ticket = scheduler.submit(Request(prompt_ids), priority=1, deadline=scheduler.clock() + 30)
@@ -34,22 +34,22 @@ PREFILL_SLICE_MS = 100.0
 QUEUE_LIMIT = 64
 STAY_SECONDS = 600.0
 _POLL_SECONDS = 0.05
-"""Poll interval while every queued request waits for a kept row to be released."""
+"""The interval between checks while every queued request waits for a kept row to leave."""
 
 
 class Scheduler:
     """Answers requests of many threads and asyncio loops with one session, which nothing else may use meanwhile.
 
-    `prefill_slice_ms` is the longest time a slice of a prefill may take, where the executor can cut so finely;
-    `queue_limit` the number of requests that may wait, `max_rows` of those that run (None: all rows of the session).
-    Without `memory` only rows are counted. Deadlines are times on `clock`, in seconds.
+    `prefill_slice_ms` is the longest time that a slice of a prefill may take, if the executor can cut so finely.
+    `queue_limit` is the number of requests that may wait, `max_rows` the number that may run (None: all rows of the
+    session). `memory`, if given, also limits the requests that run. Deadlines are times on `clock`, in seconds.
 
-    The row of a request with `stay` is kept when its answer ends, for the next turn of a conversation (`ask`). It
-    counts like a running one, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn. Without
-    `conversations`, the graph of turns is loaded by the first turn only, while all others wait.
+    The row of a request with `stay` is kept after its answer, for the next turn of a conversation (`ask`). It counts
+    like a running row, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn. Without
+    `conversations`, the graph of turns is loaded by the first turn, while all other requests wait.
 
-    A request of higher priority joins before others that wait, but ends nothing that has begun. A request that fails
-    does not affect others: their tokens are those of a run without it.
+    A request of higher priority joins before other waiting ones, but ends none that has begun. A request that fails
+    does not affect others: their tokens are the same as without it.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Scheduler:
             clock=clock,
         )
         self.most_requests = (session.max_batch_size if max_rows is None else max_rows) + queue_limit
-        """Requests that may run and wait at once."""
+        """The number of requests that may run and wait at once."""
         self._conversations = conversations
         self._next_number = 0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Load what slices and turns need, and start the thread that answers."""
+        """Load the parts of the engine that slices and turns need, and start the thread that answers."""
         if self._thread is not None:
             raise ValueError("the scheduler has been started before")
         self.session.check_idle("a scheduler needs an idle session")
@@ -104,9 +104,9 @@ class Scheduler:
     def submit(self, request: Request, *, priority: int = 0, deadline: float | None = None) -> Ticket:
         """Queue a request and return its ticket at once. Any thread may call this.
 
-        `deadline` is the time on `clock` by which the answer must be complete; a request that misses it ends.
-        Raises InputError for an invalid request, or one that does not fit even alone; DeadlineMissed for a deadline in
-        the past; Busy for a full queue. A refused request leaves no trace.
+        `deadline` is the time on `clock` by which the answer must be complete; a request that misses it ends. Raises
+        InputError for an invalid request, or one that does not fit even alone; DeadlineMissed for a deadline in the
+        past; Busy for a full queue or a closed scheduler. A refused request changes nothing.
         """
         tokens = self.session.check(request)
         priority, deadline = _order(priority, deadline)
@@ -133,11 +133,11 @@ class Scheduler:
     ) -> Ticket:
         """Queue the next turn of a conversation, after the answer of ticket `last`; return the turn's own ticket.
 
-        The tokens are read at once, as `Session.turn` does, before the next slice of any prompt; without
-        `max_new_tokens` the limit stays as it was. A turn that does not fit fails alone, and another one may follow
-        `last`. If a turn is cancelled, misses its deadline or fails otherwise, the conversation ends and its row is
-        free. Raises InputError for values that are not token ids, and where no turn can follow `last`; otherwise as
-        `submit`.
+        The tokens are read at once, as by `Session.turn`, before the next slice of any prompt; without `max_new_tokens`
+        the previous limit applies. If a turn does not fit, only the turn fails, and another one may follow `last`. If a
+        turn is cancelled, misses its deadline or fails otherwise, the conversation ends and its row is free. Raises
+        InputError for values that are not token ids, and if no turn can follow `last`; DeadlineMissed and Busy as
+        `submit` does.
         """
         limits = self.session.executor.limits
         priority, deadline = _order(priority, deadline)
@@ -165,7 +165,7 @@ class Scheduler:
             raise Busy("the scheduler is closed")
 
     def _check(self, tokens: int, deadline: float | None) -> float:
-        """Return the time; raise an error for a prompt that does not fit even alone, or a deadline in the past."""
+        """Return the current time; InputError if a prompt does not fit even alone, DeadlineMissed if it is too late."""
         if self._memory is not None:
             self._memory.check(tokens)
         now = self.clock()
@@ -174,7 +174,7 @@ class Scheduler:
         return now
 
     def _ticket(self, request: Request, tokens: int, priority: int, deadline: float | None, now: float) -> Ticket:
-        """Make the next ticket, and wake the thread for it."""
+        """Return a new ticket, and wake the scheduler's thread."""
         ticket = Ticket(
             request,
             self._next_number,
@@ -192,7 +192,7 @@ class Scheduler:
     async def stream(
         self, request: Request, *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Submit a request and yield its events; leaving the loop early, or closing it, ends the request."""
+        """Submit a request and yield its events; leaving the loop early, or closing the generator, cancels it."""
         ticket = self.submit(request, priority=priority, deadline=deadline)
         try:
             async for event in ticket:
@@ -201,7 +201,7 @@ class Scheduler:
             ticket.cancel()
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures since the start as plain values, and how many requests wait, join and run now."""
+        """Return the figures since the start as plain values, and the numbers of requests that wait, join and run."""
         now = {
             "waiting": len(self._waiting.queue) + len(self._waiting.parked.turns),
             "joining": int(self._worker.joining is not None),
@@ -211,7 +211,7 @@ class Scheduler:
         return now | self._metrics.as_dict()
 
     def close(self, *, drain: bool = False) -> None:
-        """Accept no more requests and stop; pending ones are cancelled, or with `drain` answered first."""
+        """Refuse new requests and stop; pending ones are cancelled, or with `drain` answered first."""
         with self._waiting.changed:
             self._waiting.closed = True
             self._waiting.abandoned |= not drain
@@ -233,7 +233,7 @@ class Scheduler:
     def advance(self) -> bool:
         """Read one turn or one slice, if there is one, and run one step, if rows run; False if there was nothing to do.
 
-        The scheduler's thread calls this. Without a thread the owner of the session may, from one thread.
+        The scheduler's thread calls this. If `start` was not called, the caller may do so instead, from one thread.
         """
         return self._worker.advance()
 
@@ -246,7 +246,7 @@ class Scheduler:
             try:
                 advanced = self.advance()
             except BaseException as error:
-                # A mistake of the scheduler's own: no caller may wait for ever, and newcomers find a clean start.
+                # A bug in the scheduler: end all accepted requests, so that no caller waits for ever, and start afresh.
                 LOG.exception("the scheduler failed, and all that it had accepted with it")
                 self._worker.start_again(error)
                 continue
@@ -266,6 +266,6 @@ class Scheduler:
 
 
 def _order(priority: int, deadline: float | None) -> tuple[int, float | None]:
-    """Return when a request joins and has to end; InputError for what is no such number."""
+    """Return a request's priority and deadline as plain numbers; InputError for other values."""
     when = None if deadline is None else Kind.NUMBER.plain(deadline, "deadline")
     return Kind.INTEGER.plain(priority, "priority"), when

@@ -1,4 +1,4 @@
-"""One request in a scheduler, as its caller sees it: its tokens as they come, its output, and a way to cancel it."""
+"""Tickets: a caller's handle of a request in a scheduler, with its tokens, its output, and a way to cancel it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class _LoopBell:
-    """Sets events of one asyncio loop from other threads; a loop that has not looked yet is woken once for all of them.
+    """Sets events of one asyncio loop from other threads, and wakes the loop once for all events set meanwhile.
 
-    Waking a loop writes to a socket, during which another thread may take the interpreter: once for each row, that
-    would interrupt the scheduler as often in every step.
+    Waking a loop writes to a socket, during which another thread may take the interpreter: done for each row, that
+    would interrupt the scheduler many times in every step.
     """
 
     _bells: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBell]] = WeakKeyDictionary()
@@ -37,7 +37,7 @@ class _LoopBell:
             return cls._bells.setdefault(loop, cls())
 
     def ring(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-        """Set an event soon; nothing happens where the loop is closed."""
+        """Set an event of the loop soon; does nothing if the loop is closed."""
         with self._lock:
             self._waiting.add(event)
             if self._rung:
@@ -54,7 +54,7 @@ class _LoopBell:
 
 
 class Ticket:
-    """A submitted request. Any number of threads and asyncio loops may follow it.
+    """A submitted request. Any number of threads and asyncio loops may iterate over its events or wait for its output.
 
     for event in ticket: ...            # blocks; likewise `async for`
     output = ticket.result()            # blocks; likewise `await ticket.answer()`
@@ -76,13 +76,13 @@ class Ticket:
         self.request, self.number, self.prompt_tokens = request, number, prompt_tokens
         self.priority, self.deadline, self.arrived = priority, deadline, arrived
         self.cancelled = False
-        """True once the caller has cancelled it."""
+        """True once the caller has cancelled the request."""
         self.finished = False
-        """True once the caller wants no more of the answer."""
+        """True once the caller has called `finish`."""
         self.context: Context | None = None
-        """The caches' content after the prompt was read, if the request says `keep_context`."""
+        """The context after the prompt was read, if the request has `keep_context`; otherwise None."""
         self.token_times: list[float] = []
-        """When each token of the answer was there, on the scheduler's clock; `arrived` is the request's own time."""
+        """The time of each token of the answer, on the scheduler's clock, like `arrived`, the time of the request."""
         self._cancel = cancel
         self._events: list[Event] = []
         self._error: Exception | None = None
@@ -96,21 +96,21 @@ class Ticket:
         return self._done
 
     def cancel(self) -> None:
-        """Cancel the request. Its row, even one kept for a turn, is free after the current slice or step.
+        """Cancel the request. Its row is free after the current slice or step, even if it is kept for a turn.
 
-        Does nothing if the request has ended already.
+        If the request has ended and its row has left, nothing happens.
         """
         self._cancel(self)
 
     def finish(self) -> None:
-        """Let the answer end with its next token: its output, whose reason is interrupted, is what has come until then.
+        """End the answer with its next token; its output then has the finish reason interrupted.
 
-        Does nothing if the request has ended already.
+        If the request has ended already, nothing happens.
         """
         self.finished = True
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield its events from the first on, and wait for more until it has ended."""
+        """Yield the request's events from the first on, and wait for more until it has ended."""
         seen = 0
         while True:
             with self._changed:
@@ -164,11 +164,11 @@ class Ticket:
         return self._output()
 
     def push(self, event: Event) -> None:
-        """Pass on an event; the scheduler calls this. The last one holds the output."""
+        """Add an event; called by the scheduler. An event with an output ends the request."""
         self._tell(event=event, done=event.output is not None)
 
     def fail(self, error: Exception) -> None:
-        """End without an output; the scheduler calls this."""
+        """End the request with an error instead of an output; called by the scheduler."""
         self._tell(error=error, done=True)
 
     def _tell(self, *, event: Event | None = None, error: Exception | None = None, done: bool) -> None:

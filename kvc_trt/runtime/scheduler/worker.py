@@ -1,4 +1,4 @@
-"""The loop body of a scheduler's thread: it reads turns and slices of prompts, runs steps, and ends requests."""
+"""The work of a scheduler's thread: it reads turns and slices of prompts, runs steps, and ends requests."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from kvc_trt.runtime.session.session import Session
 
 @dataclass
 class Waiting:
-    """The state that callers share with the thread."""
+    """The state that callers share with the scheduler's thread."""
 
     queue: Queue
     parked: ParkedRows
     closed: bool = False
-    """True once no more requests are accepted."""
+    """True once new requests are refused."""
     abandoned: bool = False
-    """True if accepted requests end unanswered."""
+    """True once accepted requests are cancelled."""
     changed: threading.Condition = field(default_factory=threading.Condition)
-    """Guards all of it, and is notified of every change."""
+    """The lock of this state, notified of every change."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class Reading:
 
     ticket: Ticket
     slices: Generator[float, None, int]
+    """The prefill, as returned by `Session.add_in_slices`."""
 
 
 class Worker:
-    """Answers waiting requests with the rows of a session. Used by one thread.
+    """Answers waiting requests with the rows of a session. To be used by one thread.
 
-    What a request raises ends that request. What the executor raises ends the rows that it concerned: those of a step,
-    or all of them, where it could not move one.
+    An error of one request ends that request. An error of the executor ends the rows that it affects: those of the
+    step, or all rows if it failed to move one.
     """
 
     def __init__(
@@ -61,15 +62,15 @@ class Worker:
         self._memory, self._clock = memory, clock
         self.joining: Reading | None = None
         self.running: dict[int, Ticket] = {}
-        """By row of the session."""
+        """The ticket of each active row, by the row's number in the session."""
 
     @property
     def has_work(self) -> bool:
-        """True if there is something to read, feed or end."""
+        """True if a prompt or turn is to be read, a row to be fed, or a request to be ended."""
         return bool(self._waiting.queue or self.joining or self.running or self._waiting.parked.has_work)
 
     def give_up(self) -> list[Ticket]:
-        """Forget every request that has not ended, and return them."""
+        """Drop all requests that have not ended, and return their tickets."""
         lost = [*self._waiting.queue, *self.running.values(), *self._waiting.parked.turns]
         if self.joining is not None:
             lost.append(self.joining.ticket)
@@ -87,14 +88,14 @@ class Worker:
         return self._run_step() or read
 
     def close(self) -> None:
-        """Remove the rows that are kept for a turn."""
+        """Remove the rows that are kept for a turn from the session."""
         with self._waiting.changed:
             gone = self._waiting.parked.clear()
         for one in gone:
             self._free(one.row)
 
     def start_again(self, error: BaseException) -> None:
-        """End every request that was accepted with an error that belongs to none of them, and all rows."""
+        """End all accepted requests with `error`, and drop all rows of the session."""
         with self._waiting.changed:
             lost = self.give_up()
         self._session.forget_rows()
@@ -123,7 +124,7 @@ class Worker:
         return ticket.cancelled or self._waiting.abandoned or (ticket.deadline is not None and now >= ticket.deadline)
 
     def _end_stays(self, now: float) -> list[Ticket]:
-        """Remove kept rows that nobody needs; return the turns that waited for them."""
+        """Remove kept rows that must leave; return the tickets of the turns that waited for them."""
         with self._waiting.changed:
             gone = self._waiting.parked.leaving(lambda ticket: self._has_to_end(ticket, now), now, self._waiting.closed)
         for one in gone:
@@ -131,7 +132,7 @@ class Worker:
         return [one.turn for one in gone if one.turn is not None]
 
     def _run_turn(self) -> bool:
-        """Read the first waiting turn that fits."""
+        """Read the first waiting turn that fits; return whether there was one."""
         with self._waiting.changed:
             found = self._waiting.parked.next(self._turn_fits)
         if found is None:
@@ -145,7 +146,7 @@ class Worker:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if self._session.holds(row):  # the turn was refused, and the row is as it was
+            if self._session.holds(row):  # the turn was refused, and the row is unchanged
                 with self._waiting.changed:
                     self._waiting.parked.add(row, found.last, self._clock())
             self._fail(ticket, error)
@@ -190,7 +191,7 @@ class Worker:
         return True
 
     def _next(self) -> Reading | None:
-        """Take the first request out of the queue, if there is room for it."""
+        """Take the first request out of the queue and begin to read it, if there is room; otherwise return None."""
         with self._waiting.changed:
             rows = len(self.running) + len(self._waiting.parked)
             if not self._waiting.queue or not self._session.free or rows >= self._max_rows:
@@ -245,7 +246,7 @@ class Worker:
         return True
 
     def _cut(self, events: list[Event]) -> list[Event]:
-        """Return the events; the last one of an answer of which its caller wants no more has its output."""
+        """Return the events, ending the answers of finished tickets (`Ticket.finish`) with their latest event."""
         last = {event.row: place for place, event in enumerate(events)}
         for row, place in last.items():
             if events[place].output is None and self.running[row].finished:
@@ -259,12 +260,12 @@ class Worker:
         return events
 
     def _end_failed(self, failed: Failures) -> None:
-        """End the requests whose own rows have failed and left."""
+        """End the requests whose own rows have failed, and which have left the session."""
         for row, error in failed.items():
             self._fail(self.running.pop(row), error)
 
     def _end_lost(self, error: BaseException) -> None:
-        """End the requests whose rows are not in the session any more: the executor has failed."""
+        """End the requests whose rows have left the session because the executor failed."""
         lost = [self.running.pop(row) for row in tuple(self.running) if not self._session.holds(row)]
         with self._waiting.changed:
             gone = self._waiting.parked.take_out(lambda one: not self._session.holds(one.row))
@@ -288,13 +289,13 @@ class Worker:
         ticket.push(event)
 
     def _leave(self, row: int) -> Ticket:
-        """Remove the row of a request that is being answered."""
+        """Remove the active row `row`, and return its ticket, which has not ended yet."""
         ticket = self.running.pop(row)
         self._free(row)
         return ticket
 
     def _free(self, row: int) -> None:
-        """Remove a row from the session, if a run that failed has not done so."""
+        """Remove a row from the session, unless a failed run has removed it already."""
         try:
             if self._session.holds(row):
                 self._session.remove(row)
@@ -304,18 +305,18 @@ class Worker:
             self._end_lost(error)
 
     def _stop_reading(self) -> None:
-        """Let the prompt go that is being read."""
+        """Abandon the prompt that is being read."""
         assert self.joining is not None
         slices, self.joining = self.joining.slices, None
         try:
             slices.close()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # its request has ended, whatever the executor says of it
+        except BaseException as error:  # the caller ends its request in any case
             self._end_lost(error)
 
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
-        """End a request with its own error, or where that is none of ours, with one that names it."""
+        """End a request with the error if it is a KvcError, otherwise with a RequestFailed that describes it."""
         if not isinstance(error, KvcError):
             failure = RequestFailed(f"request {ticket.number} failed: {type(error).__name__}: {describe(str(error))}")
             failure.__cause__ = error
@@ -323,7 +324,7 @@ class Worker:
         self.end(ticket, error, "failed")
 
     def end(self, ticket: Ticket, error: KvcError, how: str) -> None:
-        """End a request with an error, which is raised to its caller."""
+        """End a request with an error, which its ticket raises; `how` is the key in `Metrics.ended`."""
         with self._waiting.changed:  # callers' threads end waiting requests
             self._metrics.ended[how] += 1
         ticket.fail(error)

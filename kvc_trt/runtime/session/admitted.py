@@ -1,4 +1,4 @@
-"""A request that a session has admitted: one object from its checks to the row that answers it."""
+"""A request that a session has admitted, from its checks until its row is made."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from kvc_trt.runtime.sampling.banned import TokenIds
 
 @dataclass(eq=False)
 class Admitted:
-    """A request within the engine's limits, what its row starts from, and the answer to its prompt once that is read.
+    """A checked request, the start of its row, and the model's output after its prompt once that has been read.
 
-    A row starts from a prefill of its prompt, or from a stored `context`: the request's own, or one whose text its
-    prompt begins with.
+    A row starts from a prefill of its prompt, or from a stored `context`: the request's own, or a shared one whose text
+    is the beginning of the prompt.
     """
 
     request: Request
     label: str
-    """Opens each error about it: "prompt 3"."""
+    """The beginning of each error about the request, such as "prompt 3"."""
     prompt: list[int]
     continuation: list[int]
     max_new_tokens: int
     ends: frozenset[int] = frozenset()
-    """Tokens that end the answer: the request's own, and the model's unless they are ignored."""
+    """The tokens that end the answer: the request's own, and the model's unless they are ignored."""
     banned: Sequence[TokenIds] = ()
     recorder: Recorder | None = None
-    """Records what the row's caches keep and read, if its answer has a proof."""
+    """The recorder of the tokens that the row's caches keep and read, if its answer has a proof."""
     context: Context | None = None
     unread: list[int] = field(default_factory=list)
     """The tokens of the prompt that are not in the context."""
     reads_at_once: bool = False
     """True if the unread tokens are read as a turn; otherwise they are fed one decode step each."""
     answer: Answer | None = None
-    """None until the prompt has been read."""
+    """The model's output after the prompt; None until the prompt has been read."""
     cache_lengths: NDArray[np.int64] | None = None
-    """[caches]: tokens stored per cache; None until the prompt has been read."""
+    """[caches]: the number of tokens stored per cache; None until the prompt has been read."""
 
     @classmethod
     def of(cls, request: Request, limits: Limits, label: str) -> Admitted:
-        """Admit a request within the engine's limits; InputError, which opens with `label`, for an invalid one."""
+        """Admit a request within the engine's limits; InputError, beginning with `label`, for an invalid one."""
         if not isinstance(request, Request):
             raise InputError(f"{label} is {describe(request)}, expected a Request")
         prompt = _prompt(request, limits, label)
@@ -69,17 +69,17 @@ class Admitted:
         return cls(request, label, prompt, continuation, max_new_tokens)
 
     def error(self, message: str, hint: str | None = None) -> InputError:
-        """Return an error about this request."""
+        """Return an InputError about this request, which begins with its label."""
         return InputError(f"{self.label}: {message}", hint=hint)
 
     def start_from(self, context: Context, unread: list[int], *, at_once: bool) -> None:
-        """Start from a stored context, and read `unread` after it."""
+        """Let the row start from a stored context, and read the tokens `unread` after it."""
         self.context, self.unread, self.reads_at_once = context, unread, at_once
         self.answer = context.logits
         self.cache_lengths = np.array(context.cache_lengths, np.int64)
 
     def read(self, prefilled: Prefilled, source: int) -> None:
-        """Take the answer to the prompt from row `source` of a prefill."""
+        """Take the model's output after the prompt from row `source` of a prefill."""
         self.answer = prefilled.logits[source]
         self.cache_lengths = prefilled.cache_lengths[:, source].copy()
 
@@ -91,7 +91,7 @@ def _prompt(request: Request, limits: Limits, label: str) -> list[int]:
     count = listed(given)
     if count == 0:
         raise InputError(f"{label} is empty, expected 1 to {limits.max_input_len} tokens")
-    if count is not None and count > limits.max_input_len:  # before so many are looked at one by one
+    if count is not None and count > limits.max_input_len:  # before all of them are checked one by one
         raise InputError(
             f"{label} has {count} tokens, expected at most {limits.max_input_len} (the engine's max_input_len)",
             hint=limits.way_out(count, "shorten it"),
@@ -100,5 +100,5 @@ def _prompt(request: Request, limits: Limits, label: str) -> list[int]:
 
 
 def label_of(index: int, count: int) -> str:
-    """Return the label of one of `count` requests that are made together."""
+    """Return the label of request `index` of `count` that are made together."""
     return f"prompt {index}" if count > 1 else "prompt"

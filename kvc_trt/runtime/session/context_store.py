@@ -1,4 +1,4 @@
-"""The contexts of a session: made of rows, the start of other rows, and shared where prompts begin alike."""
+"""The contexts of a session: they are made of rows, other rows start from them, and prompts may share them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvc_trt.runtime.session.turn import check_turn, room_after_turn
 
 
 class ContextStore:
-    """The packing of a session's engine, and `prefix_bytes` of contexts that prompts have in common.
+    """Makes contexts with an engine's packing, and keeps at most `prefix_bytes` bytes of contexts for prompts to share.
 
-    What follows a context is read as a turn if rows take `turns`, otherwise one decode step per token.
+    Tokens after a context are read as a turn if rows take `turns`, otherwise with one decode step per token.
     """
 
     def __init__(self, packing: Packing | None, prefix_bytes: int, limits: Limits, *, turns: bool) -> None:
@@ -28,20 +28,20 @@ class ContextStore:
 
     @property
     def packing(self) -> Packing:
-        """The engine's packing; ValueError for a session that was opened without."""
+        """The engine's packing; ValueError for a session that was opened without one."""
         if self._packing is None:
             raise ValueError("this session was opened without a packing, which contexts need")
         return self._packing
 
     @property
     def stores_prompts(self) -> bool:
-        """True if every prompt is shared: there are bytes for it, and whatever follows a prompt loses nothing."""
+        """True if the store keeps every prompt for others: it has bytes for them, and sharing loses no tokens."""
         if self.prefixes.max_bytes == 0 or self._packing is None:
             return False
         return self._packing.keeps_every_token and (self._turns or self._packing.reads_everything)
 
     def check(self, context: Context, what: str) -> None:
-        """Raise InputError, which opens with `what`, for a context of another engine, or one that no row can be."""
+        """Raise InputError, beginning with `what`, for a context of another engine, or with impossible lengths."""
         if not isinstance(context, Context):
             raise InputError(f"{what} is {describe(context)}, expected a Context")
         context.fingerprint.check_same(self.packing.fingerprint, what, self.packing.other_turns)
@@ -52,14 +52,14 @@ class ContextStore:
             )
 
     def share(self, context: Context) -> None:
-        """Store a context for prompts that begin with its text; InputError for one of another engine, or too large."""
+        """Store a context for prompts that begin with its text; InputError if it is too large or another engine's."""
         self.check(context, "the context")
         self.prefixes.add(context)
 
     def share_prompt(self, row: Row, state: Callable[[], Mapping[str, Array]]) -> None:
         """Store the prompt that a row has just read, if prompts are stored and it fits the table.
 
-        `state` reads the row's tensors. Where memory for a copy is missing, nothing is stored: the row needs none.
+        `state` reads the row's tensors. Without memory for a copy, nothing is stored, and the row goes on.
         """
         if not self.stores_prompts:
             return
@@ -69,7 +69,7 @@ class ContextStore:
                 self.prefixes.add(self.of_row(row, state()))
 
     def start_after(self, context: Context, admitted: Admitted) -> None:
-        """Let a request start from its own `context`; InputError if prompt and continuation do not fit after it."""
+        """Let a request start from `context`, its own; InputError if prompt and continuation do not fit after it."""
         unread, continuation = admitted.prompt, len(admitted.continuation)
         position, at_once = context.logical_length, self._turns and bool(unread)
         if at_once:
@@ -86,9 +86,10 @@ class ContextStore:
         admitted.start_from(context, unread, at_once=at_once)
 
     def start_shared(self, admitted: Admitted) -> None:
-        """Let a request start from the longest shared text that its prompt begins with, if there is one.
+        """Let a request start from the longest shared text with which its prompt begins, if there is one.
 
-        A text after which the rest and the answer would not fit is not used, so that no answer is cut short by it.
+        It is not used if the rest of the prompt and the longest answer would not fit after it, so that sharing cuts no
+        answer short.
         """
         found = self.prefixes.longest(admitted.prompt)
         if found is None:
@@ -100,7 +101,7 @@ class ContextStore:
             admitted.start_from(found, rest, at_once=at_once)
 
     def of_row(self, row: Row, state: Mapping[str, Array]) -> Context:
-        """Return a copy of everything that a row has fed, given its state tensors by name.
+        """Return a row as a context, given its state tensors by name.
 
         ValueError for a row whose logits stay on the device.
         """
@@ -117,7 +118,7 @@ class ContextStore:
         )
 
     def _room_after(self, context: Context, unread: int, *, at_once: bool) -> int:
-        """Return how many tokens still fit after a context and `unread` tokens; negative if those do not."""
+        """Return the number of tokens that fit after a context and `unread` tokens; negative if these do not fit."""
         position, lengths = context.logical_length, context.cache_lengths
         if at_once:
             return room_after_turn(unread, position, lengths, self._limits)

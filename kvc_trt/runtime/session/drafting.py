@@ -1,4 +1,4 @@
-"""Speculative decoding in a session: check the drafts of all rows in one pass, and feed the tokens that hold."""
+"""Speculative decoding in a session: check the drafts of all rows in one pass, and feed the accepted tokens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kvc_trt.runtime.timings import Timings
 
 
 class Drafting:
-    """Feeds rows the tokens of drafts where that saves time.
+    """Feeds rows the tokens of drafts if that saves time.
 
-    A pass stores all tokens of a draft. The row's own sampler then says token by token which of them it really draws;
-    the others are taken back before anything else is done with the row.
+    A pass stores all tokens of a draft. The row's own sampler then draws token by token, and accepts the draft's tokens
+    as long as they are equal; the others are taken back before anything else is done with the row.
     """
 
     def __init__(self, executor: Executor, speculation: Speculation, timings: Timings) -> None:
@@ -43,10 +43,10 @@ class Drafting:
         executor.load_drafts()
 
     def run(self, rows: Sequence[Row]) -> bool:
-        """Feed all rows, which are the first ones of the buffers, by one pass over their drafts.
+        """Feed all rows, which are the first ones of the buffers, with one pass over their drafts.
 
         Return False, and feed nothing, if a plain step is likely to be faster, if the tokens would not fit, or if a row
-        records what each step reads, which a pass does not report.
+        records the tokens that each step reads, which a pass does not report.
         """
         start = time.perf_counter()
         for place, row in enumerate(rows):
@@ -96,7 +96,7 @@ class Drafting:
             self._accepted(len(rows), count)
 
     def follow(self, row: Row, rows: int) -> list[Event]:
-        """Feed one of `rows` rows while the token that it drew is stored already; return its further events."""
+        """Feed a row, one of `rows`, while the token that it has drawn is stored already; return its further events."""
         events: list[Event] = []
         while row.feed_stored():
             events.append(row.sample())
@@ -110,7 +110,7 @@ class Drafting:
         self._balance.stepped(rows, seconds)
 
     def take_back(self, row: Row, place: int) -> None:
-        """Undo what is stored of a draft and was not fed; the row is at `place` of the buffers."""
+        """Undo the stored tokens of a row's draft that were not fed; the row is at `place` of the buffers."""
         stored = row.stored
         if stored is not None:
             if stored.left:

@@ -12,7 +12,7 @@ from kvc_trt.runtime.request import Event, Output, Request
 from kvc_trt.runtime.session.admitted import label_of
 
 Events = Generator[tuple[int, Event], None, None]
-"""Each with the index of its request."""
+"""Events, each with the index of its request."""
 
 
 class Answering(Protocol):
@@ -24,13 +24,13 @@ class Answering(Protocol):
 
     @property
     def free(self) -> int:
-        """Number of rows that can still join."""
+        """The number of rows that can still join."""
 
     def check(self, request: Request, what: str) -> int:
-        """Raise InputError for an invalid request."""
+        """Return the number of the prompt's tokens; InputError, beginning with `what`, for an invalid request."""
 
     def check_idle(self, needed: str) -> None:
-        """Raise InputError unless there are no rows."""
+        """Raise InputError, beginning with `needed`, unless there are no rows."""
 
     def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Let rows join and return their numbers."""
@@ -56,7 +56,7 @@ def stream(session: Answering, requests: Sequence[Request]) -> Events:
 
 
 def collected(events: Events, count: int, on_token: Callable[[int, Event], None] | None) -> list[Output]:
-    """Return the outputs of `count` requests in their order, and show `on_token` each event before the next step."""
+    """Return the outputs of `count` requests in their order; `on_token` gets each event before the next step."""
     outputs: dict[int, Output] = {}
     with contextlib.closing(events):
         for index, event in events:

@@ -1,4 +1,4 @@
-"""How requests join a session: they are checked, and their rows start from a prefill or from a stored context."""
+"""Let requests join a session: check them, and start their rows from a prefill or from a stored context."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Joining:
-    """Makes rows of requests, numbers them and puts them behind the active rows of `slots`."""
+    """Makes a row with a number for each request, and puts it behind the active rows of `slots`."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Joining:
         self._grammars = Grammars(tokenizer, executor.limits.vocab_size)
         self._next_identity = 0
         self.keeps_text = False
-        """True if rows keep the tokens they read, to make drafts of them."""
+        """True if rows keep the tokens that they read, for drafts."""
         self.in_slices = 0
-        """Number of rows reserved by prefills in slices that have not ended."""
+        """The number of rows reserved by prefills in slices that have not ended."""
 
     def admit(self, request: Request, label: str) -> Admitted:
-        """Admit a request; InputError, which opens with `label`, for one that is invalid or can never fit."""
+        """Admit a request; InputError, beginning with `label`, if it is invalid or can never fit."""
         limits = self._executor.limits
         admitted = Admitted.of(request, limits, label)
         if request.stop_strings and self._tokenizer is None:
@@ -95,7 +95,7 @@ class Joining:
             if prefilled is not None:
                 for source, one in enumerate(fresh):
                     self._executor.insert(prefilled, source, self._slots.join(rows[one]))
-            # Contexts are written last: prefilled rows may wait in rows that are still free.
+            # Contexts are written last: the executor may keep prefilled rows in free rows until they are inserted.
             for one, row in rows.items():
                 if one.context is not None:
                     self._executor.write_row(self._slots.join(row), self._contexts.packing.unpack(one.context))
@@ -128,9 +128,9 @@ class Joining:
         return row.identity
 
     def _start(self, request: Request, label: str) -> Admitted:
-        """Admit a request that joins now, and find what its row starts from."""
+        """Admit a request that joins now, and decide whether its row starts from a prefill or from a context."""
         admitted = self.admit(request, label)
-        if request.kv_proof is not None:  # the whole prompt is read: no shared text stands for its beginning
+        if request.kv_proof is not None:  # the whole prompt must be read, so no shared text is used
             assert self._lists is not None, "it has been checked"
             admitted.recorder = Recorder(self._lists.made_by, request.kv_proof, request.kv_proof_prompt)
         elif request.context is None:
@@ -138,13 +138,13 @@ class Joining:
         return admitted
 
     def _record_kept(self, admitted: Admitted, source: int) -> None:
-        """Record what the latest prefill has kept of its row `source`, if a proof is asked for."""
+        """Record the tokens that the latest prefill has kept of its row `source`, if the answer has a proof."""
         if admitted.recorder is not None and self._lists is not None:
             admitted.recorder.keep(self._lists.kept(source))
 
     @contextlib.contextmanager
     def _all_or_none(self, rows: Iterable[Row]) -> Iterator[None]:
-        """Let rows that have joined leave again if the rest of it fails, so that no unknown row is left behind."""
+        """Remove the rows that have joined if the block fails, so that none is left whose number no caller knows."""
         try:
             yield
         except BaseException:
@@ -172,7 +172,7 @@ class Joining:
         return row
 
     def constrain(self, row: Row, grammar: Grammar | None) -> None:
-        """Let the answer of a row that begins next be of a grammar; None lets it be any text."""
+        """Constrain the next answer of a row by a grammar; None allows any text."""
         row.constrain(None if grammar is None else self._grammars.matcher(grammar, row.ends, row.label))
 
     def _read_rest(self, row: Row, tokens: list[int]) -> None:
@@ -182,5 +182,5 @@ class Joining:
         self._timings.turn_tokens += len(tokens)
 
     def _share_prompt(self, row: Row) -> None:
-        """Store the prompt that a row has just read, for others that begin with it."""
+        """Store the prompt that a row has just read, for later prompts that begin with it."""
         self._contexts.share_prompt(row, lambda: self._executor.read_row(self._slots.place(row)))

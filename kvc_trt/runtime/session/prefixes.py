@@ -18,16 +18,16 @@ class PrefixTable:
             raise ValueError(f"max_bytes must be at least 0, found {max_bytes}")
         self.max_bytes = max_bytes
         self.nbytes = 0
-        """Bytes of the contexts that are stored."""
+        """The size of all stored contexts in bytes."""
         self._contexts: OrderedDict[str, Context] = OrderedDict()
         self._lengths: Counter[int] = Counter()
-        """Number of stored texts of each length."""
+        """The number of stored texts of each length in tokens."""
 
     def __len__(self) -> int:
         return len(self._contexts)
 
     def add(self, context: Context) -> None:
-        """Store a context in place of one of the same text; the least recently used are dropped to make room.
+        """Store a context, replacing one of the same text; the least recently used are dropped to make room.
 
         InputError for a context that is larger than the whole table.
         """
@@ -50,7 +50,7 @@ class PrefixTable:
         return nbytes <= self.max_bytes
 
     def longest(self, token_ids: Sequence[int]) -> Context | None:
-        """Return the context of the longest stored text that these tokens begin with, and mark it as just used."""
+        """Return the context of the longest stored text with which these tokens begin, and mark it as just used."""
         digest, read, found = NO_TOKENS, 0, None
         for length in sorted(length for length in self._lengths if length <= len(token_ids)):
             digest, read = extended_digest(digest, token_ids[read:length]), length
@@ -69,4 +69,4 @@ class PrefixTable:
         context = self._contexts.pop(digest)
         self.nbytes -= context.nbytes
         self._lengths[context.logical_length] -= 1
-        self._lengths += Counter()  # drops lengths that no text has now
+        self._lengths += Counter()  # drops lengths whose count is now 0

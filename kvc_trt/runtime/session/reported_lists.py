@@ -1,4 +1,4 @@
-"""The tokens that an executor's caches keep and read, as it reports them, and how rows record them for proofs."""
+"""The tokens that an executor's caches keep and read, as the executor reports them for rows to record in proofs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class ReportedLists(Protocol):
 
     @property
     def made_by(self) -> MadeBy:
-        """The engine and policy that chose them."""
+        """The engine and policy that chose the tokens."""
 
     def kept(self, row: int) -> Mapping[int, Lists]:
-        """Return the prompt positions [heads, width] that stayed of one row of the latest prefill."""
+        """Return per cache the prompt positions [heads, width] that one row of the latest prefill has kept."""
 
     def read(self, row: int) -> Mapping[int, Lists]:
-        """Return the slots [heads, width] that one row of the latest decode step has read."""
+        """Return per cache the slots [heads, width] that one row of the latest decode step has read."""
 
 
 def record_step(lists: ReportedLists, row: Row, place: int) -> None:
-    """Let the row at `place` of the latest step record what it read, if its answer has a proof."""
+    """Record in a row, at `place` of the latest step, the slots that the step has read, if its answer has a proof."""
     if row.recorder is not None:
         row.recorder.step(lists.read(place))

@@ -10,7 +10,7 @@ from kvc_trt.runtime.session.reported_lists import ReportedLists
 
 
 def check_proof(admitted: Admitted, lists: ReportedLists | None) -> None:
-    """Raise InputError for a request whose proof cannot be given."""
+    """Raise InputError for a request that asks for a proof which cannot be given."""
     request = admitted.request
     if request.kv_proof is None:
         return
@@ -31,7 +31,10 @@ def check_proof(admitted: Admitted, lists: ReportedLists | None) -> None:
 
 
 def check_context_text(admitted: Admitted, limits: Limits) -> None:
-    """Raise InputError unless the text of a request's context is known where sampling looks back at it."""
+    """Raise InputError if sampling looks back at the text of a request's context, and the request does not give it.
+
+    Raises it also for `context_token_ids` that are not those of the context.
+    """
     request = admitted.request
     if request.context is None:
         if request.context_token_ids:
@@ -56,7 +59,7 @@ def check_context_text(admitted: Admitted, limits: Limits) -> None:
 
 
 def check_continuation(admitted: Admitted, limits: Limits) -> None:
-    """Raise InputError for a continuation that cannot fit after its prompt, however little of that is kept."""
+    """Raise InputError for a continuation that cannot fit after its prompt, even if the caches keep little of that."""
     prompt, tokens = len(admitted.prompt), len(admitted.continuation)
     keeping = limits.keeping or (False,) * len(limits.capacities)
     room = limits.room(prompt, [prompt if keeps else 0 for keeps in keeping])

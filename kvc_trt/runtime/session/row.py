@@ -1,4 +1,4 @@
-"""One row of a session: which token it feeds next, and when it is done."""
+"""One row of a session: its text, the tokens that it feeds next, and the end of its answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Row:
-    """The state of one row apart from its cache.
+    """The state of one row except for its caches.
 
     `answer` is the model's output for the last token fed: logits [vocab], or the token that the executor has drawn.
     """
@@ -48,23 +48,23 @@ class Row:
         self.identity = identity
         self.answer: Answer = admitted.answer
         self.position = len(prompt) if context is None else context.logical_length
-        """Logical position of the next token fed."""
+        """The logical position of the token that is fed next."""
         self.cache_lengths = admitted.cache_lengths
-        """[caches]: tokens stored per cache."""
+        """[caches]: the number of tokens stored per cache."""
         self.forced: deque[int] = deque(() if admitted.reads_at_once else admitted.unread)
-        """Tokens to feed before anything is sampled again."""
+        """The tokens to feed before the row samples again."""
         self.next_token: int | None = None
-        """The token that was sampled but not fed yet."""
+        """The token that was sampled but not fed yet; None if there is none."""
         self.stored: Stored | None = None
         """The tokens of a draft that the latest pass stored; None if there is nothing to feed or to take back."""
         self.recorder = admitted.recorder
-        """Records what its caches keep and read, if its answer has a proof."""
+        """The recorder of the tokens that the row's caches keep and read, if its answer has a proof."""
         self.text = text
-        """The tokens read so far, if drafts are made of them. A context's are known only if the prompt has them."""
+        """The tokens read so far, if drafts are made of them; without those of a context that the prompt lacks."""
         self.reused = 0 if context is None else context.logical_length
-        """Tokens of the stored context that it started from."""
+        """The number of tokens in the stored context from which the row started."""
         self.stays = request.stay
-        """True if it waits for a turn when its answer ends."""
+        """True if the row waits for a turn after its answer."""
         self._digest = NO_TOKENS if context is None else context.token_digest
         self._undigested = prompt[:] if context is None else []
         self._prompt = tuple(prompt)
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The first words of an error about it."""
+        """The beginning of errors about the row."""
         return f"row {self.identity}"
 
     @property
@@ -102,25 +102,25 @@ class Row:
 
     @property
     def _needs_logits(self) -> bool:
-        """True if the logits of every step come to the host."""
+        """True if the logits of every step must be copied to the host."""
         return self._keep_logits or self.recorder is not None
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that end its answers."""
+        """The tokens that end the row's answers."""
         return self._ends.token_ids
 
     def constrain(self, matcher: Matcher | None) -> None:
-        """Let `matcher` say what the answer may be that begins next; None lets it be any text."""
+        """Constrain the next answer by the grammar of `matcher`; None allows any text."""
         self._sampler.constrain(matcher)
 
     @property
     def is_finite(self) -> bool:
-        """True if a token can be drawn from the answer."""
+        """True if `answer` has finite logits, so that a token can be drawn, or a token drawn from such logits."""
         return _is_finite(self.answer)
 
     def not_finite(self) -> InputError:
-        """Return the error of a row that is not finite."""
+        """Return the error of a row whose logits are not finite."""
         return InputError(
             f"{self.label}: the engine's logits are not finite after {self.position} tokens",
             hint="kvc-trt verify ENGINE_DIR",
@@ -128,22 +128,22 @@ class Row:
 
     @property
     def physical_lengths(self) -> tuple[int, ...]:
-        """Tokens stored in each cache."""
+        """The number of tokens stored in each cache."""
         return tuple(np.minimum(self.cache_lengths, self._limits.capacities).tolist())
 
     def room(self) -> int:
-        """Return how many tokens can still be fed, limited by the fullest cache and by the logical positions left."""
+        """Return the number of tokens that can still be fed, by the fullest cache and the logical positions left."""
         return self._limits.room(self.position, self.cache_lengths.tolist())
 
     def check_no_proof(self) -> None:
-        """Raise InputError for a row whose proof covers its prompt and one answer, and nothing else."""
+        """Raise InputError if the row's answer has a proof, which cannot cover further tokens."""
         if self.recorder is not None:
             raise InputError(
                 f"{self.label}: a KV proof covers a prompt, its continuation and one answer, and no more tokens"
             )
 
     def check_room(self, tokens: int, what: str) -> None:
-        """Raise InputError, naming `what`, unless that many tokens can still be fed."""
+        """Raise InputError, naming `what`, unless `tokens` more tokens can be fed."""
         if tokens > self.room():
             raise InputError(
                 f"{what}: {tokens} tokens do not fit after {self.position} tokens, found room for {self.room()}",
@@ -151,7 +151,7 @@ class Row:
             )
 
     def sample(self) -> Event:
-        """Draw the next token and decide whether the row is done."""
+        """Draw the next token, and return its event, which has the output if the answer ends with it."""
         logprobs = None
         if isinstance(self.answer, Drawn):
             token, logprobs = self.answer
@@ -165,7 +165,7 @@ class Row:
         return Event(self.identity, token, text, None if reason is None else self._output(reason), logprobs)
 
     def interrupted(self) -> Output:
-        """Return the output of an answer that ends with the token drawn last because the caller wants no more."""
+        """End the answer with the token drawn last, because the caller wants no more, and return its output."""
         self._so_far.cut()
         return self._output("interrupted")
 
@@ -177,11 +177,11 @@ class Row:
         return self.forced[0]
 
     def prepare(self) -> None:
-        """Begin, on another thread, what the draw after the next step needs; call it just before the step."""
+        """Start computing the grammar's next mask on another thread; to be called just before a step."""
         self._sampler.prepare()
 
     def fed(self, answer: Answer) -> None:
-        """Record that the token was appended to every cache of this row, and the model's answer."""
+        """Record that the token of `feed` was appended to every cache of this row, and the model's output after it."""
         token = self.feed()
         self._undigested.append(token)
         self._sampler.read((token,))
@@ -198,8 +198,8 @@ class Row:
     def draw_rules(self, tokens: Sequence[int]) -> list[DrawRules | None]:
         """Return the rules of the draw after each of `tokens`: the one that is fed next, and those of a draft.
 
-        Each holds if the tokens before it are what the row draws or has queued; the list ends where they cannot be.
-        None where the row needs its logits.
+        Each rule assumes that the tokens up to it are those that the row has queued or draws; the list ends at a token
+        that the row cannot draw. The entries are None if the row needs its logits.
         """
         if self._needs_logits:
             return [None] * len(tokens)
@@ -212,18 +212,18 @@ class Row:
                 ahead.read((token,))
                 found.append(ahead.rules(self._limits.vocab_size, self._wanted_logprobs))
             except InputError:
-                return found or [None]  # a draw on the host says what is wrong
+                return found or [None]  # the draw on the host then raises the error
         return found
 
     def own_answer(self) -> None:
-        """Copy the answer: an executor's own is overwritten by the next step, which leaves out a row that waits."""
+        """Replace `answer` by a copy: the executor overwrites its buffer in the next step, in which the row waits."""
         if not isinstance(self.answer, Drawn):
             self.answer = self.answer.copy()
 
     def draft(self, count: int) -> Draft:
         """Return up to `count` tokens that may follow the next one.
 
-        These are tokens that are queued, then those that the grammar forces, then what the text suggests.
+        They are the queued tokens, then those that the grammar forces, then those that the text suggests.
         """
         assert self.text is not None
         first, *queued = self.unfed()
@@ -236,29 +236,29 @@ class Row:
         return Draft(tokens, max(len(certain[:count]), min(self.text.expected, len(tokens))))
 
     def store(self, tokens: list[int], answers: Sequence[Answer], undo: Any) -> None:
-        """Record that `tokens` were stored behind the one that was just fed, and the model's answer after each."""
+        """Record that a pass stored `tokens` after the one that was just fed, and the model's output after each."""
         self.stored = Stored(tokens, answers, undo, self.cache_lengths - 1)
 
     def feed_stored(self) -> bool:
-        """Feed the next token if it is stored already, and the logits after it are finite; return whether it was."""
+        """Feed the next token if it is stored already and the logits after it are finite; return whether it was fed."""
         stored = self.stored
         if stored is None or not stored.left or stored.tokens[stored.kept - 1] != self.feed():
             return False
         answer = stored.answers[stored.kept - 1]
-        if not _is_finite(answer):  # a step of its own will say so
+        if not _is_finite(answer):  # a plain step then feeds the token again, and reports the error
             return False
         self.fed(answer)
         stored.kept += 1
         return True
 
     def token_digest(self) -> str:
-        """Return the digest of every token that was fed, a context's tokens included."""
+        """Return the digest of all tokens that were fed, including those of a context."""
         self._digest = extended_digest(self._digest, self._undigested)
         self._undigested = []
         return self._digest
 
     def unfed(self) -> list[int]:
-        """Return the tokens to be fed before anything is sampled again."""
+        """Return the tokens to feed before the row samples again: a sampled one, and queued ones."""
         return [*(() if self.next_token is None else (self.next_token,)), *self.forced]
 
     def turned(
@@ -269,7 +269,7 @@ class Row:
         cache_lengths: NDArray[np.int64],
         max_new_tokens: int | None,
     ) -> None:
-        """Record that a turn was fed at once, and begin the answer to it; `new` are the last of its `tokens`."""
+        """Record that a turn of `tokens` was read, and begin its answer; the last of them, `new`, are its prompt."""
         self.next_token = None
         self.forced.clear()
         self.read(tokens, answer, cache_lengths)
@@ -280,7 +280,7 @@ class Row:
             self._max_new_tokens = max_new_tokens
 
     def read(self, tokens: list[int], answer: Answer, cache_lengths: NDArray[np.int64]) -> None:
-        """Record that `tokens` were stored at once, the caches' lengths after it, and the model's answer."""
+        """Record that `tokens` were read at once, the caches' lengths after them, and the model's output."""
         self._undigested += tokens
         self._sampler.read(tokens)
         if self.text is not None:
@@ -290,7 +290,7 @@ class Row:
         self.answer = answer
 
     def _no_room(self) -> FinishReason | None:
-        """Return why no token can follow the one that is drawn now, if none can."""
+        """Return the finish reason if no token can follow the one that is drawn now; otherwise None."""
         if self._sampler.is_complete:
             return "stop"
         if len(self._so_far.token_ids) + 1 >= self._max_new_tokens:
@@ -315,5 +315,5 @@ class Row:
 
 
 def _is_finite(answer: Answer) -> bool:
-    """Return whether a token can be drawn from the answer, or was."""
+    """Return whether the answer has finite logits, or is a token drawn from such logits."""
     return answer.token != NOT_FINITE if isinstance(answer, Drawn) else bool(np.isfinite(answer.max()))

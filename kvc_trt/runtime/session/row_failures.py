@@ -1,4 +1,4 @@
-"""Failures of one row alone, in its sampling, its text or its stop rules: they end that row, and no other."""
+"""Failures of a single row, in its sampling, its text or its stop rules, which end that row alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Failures: TypeAlias = dict[int, BaseException]
 
 @contextmanager
 def failure_of(row: Row, failed: Failures) -> Iterator[None]:
-    """Note what the block raises as the failure of its row; only Ctrl-C is for everybody.
+    """Record any error of the block as the failure of its row; only KeyboardInterrupt is raised.
 
-    A panic of the tokenizer's library, or an exit in a callback, is no `Exception`, and still of this row alone.
+    A panic of the tokenizer's library, or an exit in a callback, is not an `Exception`, but is recorded as well.
     """
     try:
         yield

@@ -12,27 +12,27 @@ from kvc_trt.runtime.session.row import Row
 
 
 class RowSlots:
-    """The rows of a session. A step runs the first ones, so every change keeps the active rows contiguous.
+    """The rows of a session. A step runs the first places, so every change keeps the active rows contiguous there.
 
-    Where the executor fails to move one, nobody knows which row is where: all rows are then forgotten.
+    If the executor fails to move a row, the places of rows are unknown, and all rows are dropped.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.active: list[Row] = []
-        """Rows that a step feeds, in buffer order."""
+        """The rows that a step feeds, in buffer order."""
         self.waiting: list[Row] = []
-        """Rows whose answer has ended and that wait for a turn, in buffer order behind the active ones."""
+        """The rows that wait for a turn after their answer, in buffer order behind the active ones."""
 
     def __len__(self) -> int:
         return len(self.active) + len(self.waiting)
 
     def holds(self, identity: int) -> bool:
-        """Return whether the row of that number is in the session."""
+        """Return whether the row with this number is in the session."""
         return any(row.identity == identity for row in (*self.active, *self.waiting))
 
     def find(self, identity: int) -> Row:
-        """Return the row of that number; ValueError if it has left."""
+        """Return the row with this number; ValueError if it has left."""
         for row in (*self.active, *self.waiting):
             if row.identity == identity:
                 return row
@@ -43,7 +43,7 @@ class RowSlots:
         )
 
     def place(self, row: Row) -> int:
-        """Return the place in the buffers that holds a row."""
+        """Return the place of a row in the buffers."""
         if row in self.active:
             return self.active.index(row)
         return len(self.active) + self.waiting.index(row)
@@ -92,7 +92,7 @@ class RowSlots:
         self.active.append(row)
 
     def forget(self) -> None:
-        """Forget every row. Whoever joins next writes all of its place, so nothing of them is left."""
+        """Drop all rows without touching the buffers: a row that joins later overwrites its whole place."""
         self.active.clear()
         self.waiting.clear()
 

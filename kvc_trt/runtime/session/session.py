@@ -82,21 +82,21 @@ class Session:
 
     @property
     def free(self) -> int:
-        """Number of rows that can still join."""
+        """The number of rows that can still join."""
         return self.max_batch_size - len(self._slots) - self._joining.in_slices
 
     @property
     def failed(self) -> dict[int, InputError]:
-        """The error of each row that cannot draw a token as its logits are not finite; `sample` raises the first."""
+        """The error of each row that cannot draw because its logits are not finite; `sample` raises the first."""
         return {row.identity: row.not_finite() for row in self._ready() if not row.is_finite}
 
     def stored(self, row: int) -> tuple[int, tuple[int, ...]]:
-        """Return how many tokens a row has fed, and how many of them each of its caches holds."""
+        """Return the number of tokens that a row has fed, and the number stored in each of its caches."""
         found = self._slots.find(row)
         return found.position, found.physical_lengths
 
     def reused(self, row: int) -> int:
-        """Return how many tokens of a stored context a row started from."""
+        """Return the number of tokens in the stored context from which a row started; 0 without one."""
         return self._slots.find(row).reused
 
     def grow(self, max_batch_size: int) -> None:
@@ -110,7 +110,7 @@ class Session:
 
         A request with a context joins with a copy of it, without a prefill, and so does a prompt that begins with a
         shared text, if the answer fits after it. Raises InputError for an invalid request and ValueError for more rows
-        than are free; then no row has joined.
+        than are free; no row has joined then.
         """
         if not requests:
             return ()
@@ -119,9 +119,9 @@ class Session:
         return self._joining.add(requests)
 
     def check(self, request: Request, what: str = "prompt") -> int:
-        """Return the number of the prompt's tokens; InputError, which opens with `what`, for an invalid request.
+        """Return the number of the prompt's tokens; InputError, beginning with `what`, for an invalid request.
 
-        Any thread may ask.
+        Any thread may call this.
         """
         return len(self._joining.admit(request, what).prompt)
 
@@ -138,19 +138,19 @@ class Session:
         return (yield from self._joining.add_in_slices(request, limit))
 
     def take(self, row: int) -> Context:
-        """Return a copy of everything that a row has fed so far, as a context that other rows can start from.
+        """Return a copy of everything that a row has fed so far, as a context from which other rows can start.
 
         The row goes on. Its queued tokens, and a sampled token that was not fed yet, are not part of the context.
-        ValueError for a row whose logits stay on the device, unless its request says `keep_logits`.
+        ValueError for a row whose logits stay on the device, unless its request has `keep_logits`.
         """
         found = self._settled(row)
         return self.contexts.of_row(found, self.executor.read_row(self._slots.place(found)))
 
     def constrain(self, row: int, grammar: Grammar | None) -> None:
-        """Let the answer to a row's next turn be of a grammar, and those after it; None lets them be any text.
+        """Constrain the answers to a row's next turn and later ones by a grammar; None allows any text.
 
-        Call it while the row waits for that turn. Raises InputError for a row that is being answered, whose text has
-        begun under another rule, and for a grammar that cannot be compiled; the row is then as it was.
+        Call it while the row waits for a turn. Raises InputError for a row that is being answered, because its answer
+        has begun under another rule, and for a grammar that cannot be compiled; the row is then unchanged.
         """
         found = self._slots.find(row)
         if found in self._rows:
@@ -161,7 +161,7 @@ class Session:
         self._joining.constrain(found, grammar)
 
     def queued(self, row: int) -> int:
-        """Return how many tokens a row has yet to feed before it samples."""
+        """Return the number of queued tokens that a row feeds before it samples."""
         return len(self._slots.find(row).forced)
 
     def extend(self, row: int, token_ids: Iterable[int]) -> None:
@@ -184,10 +184,10 @@ class Session:
     ) -> None:
         """Feed a turn of a conversation to one row at once; the next `step` samples the answer to it.
 
-        The tokens follow everything the row has seen, and its policy compacts stored and new ones by its own rule. A
-        new answer begins, of at most `max_new_tokens` (None: as before). The token that was sampled last has not been
-        fed and goes first; without `feed_last` it is left out, for tokens that repeat it or end the answer in
-        another way. InputError if the engine takes no turns, or if this one does not fit; then the row is as it was.
+        The tokens follow everything that the row has seen, and its policy compacts stored and new tokens by its own
+        rule. A new answer begins, of at most `max_new_tokens` (None: as before). The token that was sampled last has
+        not been fed and goes first; without `feed_last` it is left out, for tokens that repeat it or end the answer in
+        another way. InputError if the engine takes no turns, or if this one does not fit; the row is then unchanged.
         """
         self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
 
@@ -196,7 +196,7 @@ class Session:
     ) -> NDArray[np.float32]:
         """Feed a turn as `turn` does, and return the logits [tokens, vocab] after each of `token_ids`.
 
-        Raises InputError as `turn` does, and for an engine that was built without `all_logits`.
+        Raises the InputErrors of `turn`, and one for an engine that was built without `all_logits`.
         """
         check_gives_all_logits(self.executor, f"row {row}")
         logits = self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
@@ -206,7 +206,7 @@ class Session:
     def _turn(
         self, row: int, token_ids: Iterable[int], max_new_tokens: int | None, *, feed_last: bool
     ) -> NDArray[np.float32] | None:
-        """Feed a turn; return the logits after each of `token_ids`, where the engine gives them."""
+        """Feed a turn; return the logits [tokens, vocab] after each of `token_ids`, None if the engine lacks them."""
         found = self._settled(row)
         start = time.perf_counter()
         try:
@@ -225,17 +225,17 @@ class Session:
         return taken.logits
 
     def load_turns(self) -> None:
-        """Load what turns need, if the engine takes any, so that the first one does not wait for it."""
+        """Load the parts of the engine that turns need, if it takes any, so that the first turn does not wait."""
         load_turns(self.executor)
 
     def forget_rows(self) -> None:
-        """Let every row go without touching the executor, which has failed where it must not."""
+        """Drop all rows without touching the executor, whose state is unknown after a failure."""
         self._slots.forget()
 
     def end_answer(self, row: int) -> Output:
-        """End the answer of a row after the token that it has drawn last. It waits for a turn if it stays, or leaves.
+        """End a row's answer with the token that it has drawn last. The row then leaves, or waits for a turn.
 
-        Call it between `sample` and `advance`. ValueError for a row that has drawn nothing.
+        Call it between `sample` and `advance`. ValueError for a row that has not drawn a token since the last step.
         """
         found = self._slots.find(row)
         if found not in self._rows or found.next_token is None:
@@ -267,7 +267,7 @@ class Session:
     def sample(self) -> list[Event]:
         """Draw the next token of every row that has nothing to feed; rows that are done leave.
 
-        In a session that speculates a row goes on with the tokens that the latest run has checked: several events.
+        In a session with drafts, a row may draw several tokens, which the latest pass has checked, with one event each.
         """
         for error in self.failed.values():
             raise error
@@ -277,9 +277,9 @@ class Session:
         return events
 
     def sample_each(self) -> tuple[list[Event], Failures]:
-        """Like `sample`, but let no row's failure reach another: return the events, and the errors by row.
+        """Like `sample`, but isolate failures of single rows: return the events, and the errors by row.
 
-        A row that failed has left, and the others are as if it had left before.
+        A row that failed leaves, and the others are as if it had left before.
         """
         ready, count = self._ready(), len(self._rows)
         failed: Failures = {}
@@ -298,7 +298,7 @@ class Session:
         return [event for row, events in drawn.items() for event in events], failed
 
     def _draw(self, row: Row, rows: int) -> list[Event]:
-        """Draw the next tokens of one of `rows` rows."""
+        """Draw the next token of a row, one of `rows`, and further ones that a pass has stored; return their events."""
         if not row.is_finite:
             raise row.not_finite()
         events = [row.sample()]
@@ -309,15 +309,15 @@ class Session:
     def advance(self) -> None:
         """Run one decode step: feed every active row its queued or sampled token. Call `sample` first.
 
-        In a session that speculates, a run may check drafts of all rows.
+        In a session with drafts, the run may check drafts of all rows instead.
         """
         for failure in self.advance_each().values():
             raise failure
 
     def advance_each(self) -> Failures:
-        """Like `advance`, but return the errors of rows that could not take the run's answer; they have left.
+        """Like `advance`, but return the errors of single rows that failed to record the run's output; these have left.
 
-        What the executor itself raises ends all rows that it ran, and none that waits.
+        An error of the executor is raised, after all rows that it ran have left; waiting rows stay.
         """
         if not self._rows:
             return {}
@@ -361,7 +361,7 @@ class Session:
         return [row for row in self._rows if not row.forced and row.next_token is None]
 
     def _settled(self, identity: int) -> Row:
-        """Return a row whose caches hold what it has fed, and nothing of a draft."""
+        """Return a row after removing the tokens of a draft that it did not feed from its caches."""
         row = self._slots.find(identity)
         if self._drafting is not None:
             self._drafting.take_back(row, self._slots.place(row))

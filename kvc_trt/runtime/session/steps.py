@@ -1,4 +1,4 @@
-"""Feeds the active rows of a session their next tokens: a decode step, or a pass over the drafts of all of them."""
+"""Feed the active rows of a session their next tokens, with a decode step or a pass over the drafts of all rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvc_trt.runtime.timings import Timings
 
 
 class Steps:
-    """Runs of an executor over rows that are the first ones of its buffers.
+    """Runs an executor over rows, which are the first ones of its buffers.
 
-    Without `drafting` no drafts are made; rows with a proof record what `lists` reports.
+    Without `drafting` no drafts are made; rows with a proof record the tokens that `lists` reports.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class Steps:
         self._drawing = executor if isinstance(executor, DrawingExecutor) and executor.draws else None
 
     def run(self, rows: Sequence[Row]) -> Failures:
-        """Feed every row its queued or sampled token; return the errors of rows that could not take the answer.
+        """Feed every row its queued or sampled token; return the errors of rows that failed to record the output.
 
-        Where the executor finds the best tokens itself, or draws by rules, the logits stay on the device: the host then
-        waits for a few bytes per step.
+        If the executor finds the best tokens itself, or draws by rules, the logits stay on the device, and only a few
+        bytes per step are copied to the host.
         """
         if self._drafting is not None and self._drafting.run(rows):
             return {}

@@ -1,4 +1,4 @@
-"""A turn of one row: many new tokens at once, after everything that the row has seen."""
+"""Read a turn of one row: many new tokens at once, after everything that the row has seen."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kvc_trt.runtime.session.row import Row
 
 
 class Taken(NamedTuple):
-    """The tokens that a turn has read, and the logits after them."""
+    """The number of tokens that a turn has read, and the logits after the new ones."""
 
     tokens: int
-    """Number of tokens read: the new ones, and those before them that had not been fed."""
+    """The number of tokens read: the new ones, and earlier ones that had not been fed."""
     logits: NDArray[np.float32] | None
-    """[new tokens, vocab]: after each new token, where the engine gives them."""
+    """[new tokens, vocab]: the logits after each new token; None if the engine only returns the last ones."""
 
 
 def take_turn(
@@ -34,18 +34,17 @@ def take_turn(
     *,
     feed_last: bool = True,
 ) -> Taken:
-    """Run a turn of `row`, which is at `place` of the buffers, and let a new answer begin.
+    """Run a turn of `row`, which is at `place` of the buffers, and begin a new answer.
 
-    Tokens that the row has sampled or queued and not fed go first, unless the last one is left out by
-    `feed_last`. InputError if the turn is empty, if the engine takes no turns, and if it does not fit; then nothing
-    has changed.
+    Tokens that the row has sampled or queued but not fed go first; without `feed_last`, the sampled one is left out.
+    InputError if the turn is empty or does not fit, or if the engine takes no turns; nothing has changed then.
     """
     what, limits = row.label, executor.limits
     check_takes_turns(executor, what)
     row.check_no_proof()
     assert isinstance(executor, TurnExecutor)
     waiting = row.unfed() if feed_last else row.forced
-    if count := listed(token_ids):  # first of all, since its error has the numbers and the way out
+    if count := listed(token_ids):  # checked first, because this error has the numbers and a remedy
         check_turn(len(waiting) + count, row.position, row.cache_lengths.tolist(), limits, what)
     new = check_token_ids(token_ids, limits, what)
     if not new:
@@ -69,7 +68,7 @@ def read_rest(executor: Executor, row: Row, place: int, tokens: list[int]) -> No
 
 
 def check_takes_turns(executor: Executor, what: str) -> None:
-    """Raise InputError, which opens with `what` and says how to get turns, for an executor without them."""
+    """Raise InputError, beginning with `what` and with a hint how to get turns, if an executor takes none."""
     if executor.limits.no_turns is not None:
         raise InputError(f"{what}: {executor.limits.no_turns.reason}", hint=executor.limits.no_turns.hint)
     if not isinstance(executor, TurnExecutor):
@@ -77,7 +76,7 @@ def check_takes_turns(executor: Executor, what: str) -> None:
 
 
 def check_gives_all_logits(executor: Executor, what: str) -> None:
-    """Raise InputError, which opens with `what`, unless turns give the logits after each of their tokens."""
+    """Raise InputError, beginning with `what`, unless turns return the logits after each of their tokens."""
     check_takes_turns(executor, what)
     if not executor.limits.all_logits:
         raise InputError(
@@ -92,13 +91,13 @@ def takes_turns(executor: Executor) -> bool:
 
 
 def load_turns(executor: Executor) -> None:
-    """Load what turns need, if rows of this executor take turns."""
+    """Load the parts of the engine that turns need, if rows of this executor take turns."""
     if executor.limits.no_turns is None and isinstance(executor, TurnExecutor):
         executor.load_turns()
 
 
 def room_after_turn(count: int, position: int, cache_lengths: Sequence[int], limits: Limits) -> int:
-    """Return how many tokens a row can still take after a turn of `count` tokens that fits.
+    """Return the number of tokens that a row can still take after a turn of `count` tokens that fits.
 
     A cache that compacts after a turn has room for an answer again.
     """
@@ -121,7 +120,7 @@ def _run(executor: TurnExecutor, row: Row, place: int, tokens: list[int]) -> Ext
 
 
 def check_turn(count: int, position: int, cache_lengths: Sequence[int], limits: Limits, what: str) -> None:
-    """Raise InputError unless a turn of `count` tokens fits a row at `position` with these lengths of its caches."""
+    """Raise InputError unless a turn of `count` tokens fits a row at `position` whose caches have these lengths."""
     after = position + count
     if after > limits.max_sequence_len:
         raise InputError(

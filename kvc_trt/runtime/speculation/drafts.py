@@ -1,4 +1,4 @@
-"""Drafts of one row: before they are checked, and what a pass has stored of them."""
+"""The draft of one row: its tokens before they are checked, and its stored tokens after a pass."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ class Draft(NamedTuple):
 
     tokens: list[int]
     expected: float
-    """The number of them that are likely to follow."""
+    """The number of these tokens that are expected to be accepted."""
 
 
 @dataclass
 class Stored:
-    """Tokens that a pass stored for a row: the token that was fed and those of a draft, some of which may follow."""
+    """The tokens that a pass stored for a row: the token that was fed, and those of a draft, not yet accepted."""
 
     tokens: list[int]
-    """The draft's."""
+    """The tokens of the draft."""
     answers: Sequence[Answer]
-    """The model's answer after each of them."""
+    """The model's output after each token of the draft."""
     undo: Any
+    """The row's data for `DraftExecutor.take_back`."""
     cache_lengths: NDArray[np.int64]
-    """[caches]: tokens stored before the pass."""
+    """[caches]: the number of tokens stored before the pass."""
     kept: int = 1
-    """The number of the pass's tokens that were fed."""
+    """The number of stored tokens that count as fed: the first one, and accepted tokens of the draft."""
 
     @property
     def left(self) -> int:
-        """Tokens that are stored and were not fed."""
+        """The number of stored tokens that do not count as fed."""
         return len(self.tokens) + 1 - self.kept

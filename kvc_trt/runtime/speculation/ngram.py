@@ -1,4 +1,4 @@
-"""Drafts from the text itself: what followed the last tokens when they occurred before (prompt lookup)."""
+"""Drafts from the text itself (prompt lookup): the tokens that followed an earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST, LONGEST = 2, 8
-"""Fewest and most tokens that have to occur twice; among places that repeat as many the latest is taken."""
+"""The fewest and the most last tokens that are looked up; of several earlier places with equally long matches, the
+latest is taken."""
 WEIGHT = 0.25
-"""Weight of the latest draft in the expected number of accepted tokens."""
+"""The weight of the latest draft in the moving average of accepted tokens."""
 
 
 class NgramText:
-    """The tokens that one row has read, prompt and answers, whatever its cache has kept of them.
+    """The tokens that one row has read, prompt and answers, including those that its caches have dropped.
 
-    It also watches how its drafts fare, used or not: the row says what really came.
+    It also compares its drafts, used or not, with the tokens that really follow.
     """
 
     def __init__(self) -> None:
@@ -26,15 +27,15 @@ class NgramText:
         self._watched: deque[int] = deque()
         self._matched = 0
         self.expected = 0.0
-        """Tokens of a draft that the text confirms, on average over the latest ones."""
+        """The moving average of the number of a draft's tokens that really followed."""
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Append tokens that were given, not drafted."""
+        """Append given tokens, such as a prompt's; the watched draft is dropped."""
         self._watched.clear()
         self._append(tokens)
 
     def feed(self, token: int) -> None:
-        """Append a token that followed, and compare it with the draft that is watched."""
+        """Append a token that was fed, and compare it with the watched draft."""
         self._append([token])
         if not self._watched:
             return
@@ -64,12 +65,12 @@ class NgramText:
             return []
         start = int(ends[-1]) + 1
         found: list[int] = text[start : start + count].tolist()
-        while len(found) < count:  # the text goes round in a circle
+        while len(found) < count:  # the draft reaches the end of the text: continue with the draft's own tokens
             found.append(found[len(found) - (end - start)])
         return found
 
     def watch(self, unfed: Sequence[int], draft: Sequence[int]) -> None:
-        """Compare what follows `unfed`, which is fed next, with a draft, unless one is watched already."""
+        """Watch a draft for the tokens after `unfed`, which are fed next, unless one is being watched."""
         if draft and not self._watched:
             self._watched.extend((*unfed, *draft))
             self._matched = -len(unfed)

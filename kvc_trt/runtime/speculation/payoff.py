@@ -6,19 +6,19 @@ import statistics
 from collections import defaultdict, deque
 
 SHARE = 0.04
-"""Part of the time of plain steps that may be lost to passes that save nothing."""
+"""The share of the time of plain steps that passes may lose if they save nothing."""
 LENT = 2.0
-"""Steps' time that may be lost before anything was saved, so that the first pass need not wait."""
+"""The initial balance, in times of a step, so that the first pass need not wait for savings."""
 LARGEST = 16.0
-"""Steps' time of savings that count; what was saved long ago does not pay for long losses."""
+"""The largest balance, in times of a step, so that old savings do not pay for long losses."""
 GUESS = 1.5
-"""Steps' time that a pass is taken to need before there was one."""
+"""The assumed time of a pass, in times of a step, before one was measured."""
 MEASURED = 9
-"""The number of latest times whose median counts."""
+"""The number of latest times whose median is used."""
 
 
 class Payoff:
-    """The time that passes have saved. It allows a pass only where the loss, if it saves nothing, is covered."""
+    """The balance of the time that passes have saved; it allows a pass only if it covers the pass's possible loss."""
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MEASURED))
@@ -26,31 +26,31 @@ class Payoff:
         self._saved: float | None = None
 
     def stepped(self, rows: int, seconds: float) -> None:
-        """Count a plain step of `rows` rows."""
+        """Record the time of a plain step of `rows` rows."""
         self._steps[rows].append(seconds)
         self._add(rows, self._step(rows) * SHARE)
 
     def passed(self, rows: int, seconds: float) -> None:
-        """Count a pass of `rows` rows, without the tokens that it turns out to save."""
+        """Record the time of a pass of `rows` rows; `accepted` records the steps that it saves."""
         self._passes[rows].append(seconds)
         self._add(rows, self._step(rows) - seconds)
 
     def accepted(self, rows: int, tokens: int) -> None:
-        """Count tokens of a draft that needed no step of `rows` rows."""
+        """Record accepted draft tokens, each of which saved one of `rows` rows a step."""
         self._add(rows, tokens * self._step(rows) / rows)
 
     def spent(self, rows: int, seconds: float) -> None:
-        """Count time beside the model: looking for drafts, and taking them back."""
+        """Record time spent beside the model: finding drafts, and taking them back."""
         self._add(rows, -seconds)
 
     def affords(self) -> bool:
-        """Return whether there is time to look for drafts."""
+        """Return whether the balance allows spending time to find drafts."""
         return self._saved is not None and self._saved >= 0
 
     def pays(self, rows: int, expected: float) -> bool:
         """Return whether a pass of `rows` rows is worth it if `expected` tokens of all drafts together are accepted.
 
-        Where passes have seemed too slow, one that should pay is tried again once the balance has recovered.
+        If the measured passes were too slow, one that should pay by `GUESS` is tried again once the balance is full.
         """
         if not self._steps[rows] or self._saved is None or expected <= 0:
             return False

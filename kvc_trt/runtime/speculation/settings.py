@@ -1,4 +1,4 @@
-"""The option `speculate`: how drafts are made."""
+"""The option `speculate`: the source and the length of drafts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True)
 class Speculation:
-    """Drafts of `tokens` tokens from the row's own text; None takes as many as the engine checks at once."""
+    """Drafts of `tokens` tokens from the row's own text; None takes the most that the engine checks in one pass."""
 
     tokens: int | None = None
 

@@ -1,1 +1,1 @@
-"""NVIDIA Dynamo: its frontend in front of engines, each in a worker process of its own."""
+"""Serve engines with NVIDIA Dynamo: its frontend, and a worker process for each engine."""

@@ -1,6 +1,6 @@
 """The chunks that a worker sends to Dynamo's frontend: one per token, with the finish reason in the last.
 
-An answer that ends without a reason, or without a chunk at all, reads as a short answer of status 200 outside.
+The frontend shows an answer without a finish reason, or without any chunk, to clients as a short answer of status 200.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from kvc_trt.serving.errors import ServingError
 from kvc_trt.serving.protocol.choices import REASONS, kept_by
 
 LARGEST_LISTS = 16 << 20
-"""Bytes of a proof's lists, a third more in base64; Dynamo's messages end at 32 MiB."""
+"""The largest size of a proof's lists in bytes; base64 adds a third, and Dynamo's messages are limited to 32 MiB."""
 CANCELLED = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
 
 Chunk = dict[str, Any]
 
 
 def chunk_of(event: Event, *, for_gateway: bool = False) -> Chunk:
-    """Return the chunk of one token; the last one has the reason, and what was counted.
+    """Return the chunk of one token; the last one of an answer has the finish reason and the usage.
 
-    Our gateway reads the document of the token in it (`wire.py`). Other clients find what the caches kept, and the
-    answer's proof, among the `engine_data` of the last one. InputError for a proof that no message holds.
+    With `for_gateway` it holds the token's document for our gateway (`wire.py`). Otherwise the `engine_data` of the
+    last chunk has the counts of kept tokens and the answer's proof. InputError if the proof is too large for a message.
     """
     chunk: Chunk = {"token_ids": [event.token_id], "index": 0}
     if event.output is not None:
@@ -63,5 +63,5 @@ def _check_proof(output: Output) -> None:
 
 
 def refusal(error: ServingError) -> Chunk:
-    """Return the answer to a request of our gateway that is refused; the frontend would keep a part of its reason."""
+    """Return the chunk that tells our gateway of a refusal; an exception would lose a part of the reason on the way."""
     return {"token_ids": [], "index": 0, "finish_reason": "stop", OUR_DATA: {OURS: document_of_refusal(error)}}

@@ -1,4 +1,4 @@
-"""Files that deploy an engine in a cluster with Dynamo's operator: a frontend, prefill and decode workers, an image.
+"""Write files that deploy an engine on a cluster with Dynamo's operator: frontend, prefill and decode workers, image.
 
 They follow the operator's schema (`nvidia.com/v1beta1`) and were not run on a cluster.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEPLOYMENT_FILE, CONTAINER_FILE, ENGINE = "deployment.yaml", "Containerfile", "engine"
 WORK = "/tmp/kvc-trt"
-"""In a container, for the files of a worker."""
+"""The directory in a container for the files of a worker."""
 
 _HEADER = f"""\
 # A deployment for the operator of NVIDIA Dynamo {DYNAMO_VERSION}, written by kvc-trt {__version__}. It follows the
@@ -46,8 +46,8 @@ def export_deployment(
 ) -> Path:
     """Write the deployment of an engine to a new directory and return its path: YAML, Containerfile and engine.
 
-    `prefill` and `decode` count replicas. Raises InputError for an engine that cannot be served, and for a directory
-    that exists; UnsupportedEnvironment for a disk that is full.
+    `prefill` and `decode` are numbers of replicas. Raises InputError for an engine that cannot be served, and if the
+    directory exists; UnsupportedEnvironment if the disk is full.
     """
     import yaml
 
@@ -67,7 +67,7 @@ def export_deployment(
 
 
 def graph_deployment(name: str, image: str, *, prefill: int, decode: int) -> dict[str, Any]:
-    """Return the DynamoGraphDeployment for a model's name: a frontend, and replicas of each role."""
+    """Return the DynamoGraphDeployment of a model: one frontend, and replicas of each role."""
     frontend = _component("frontend", 1, image, "dynamo.frontend", ["--router-mode", "round-robin"])
     workers = [
         _component(role, count, image, "kvc_trt.serving.dynamo.worker", _worker(name, role))
@@ -87,7 +87,7 @@ def _worker(name: str, role: str) -> list[str]:
 
 
 def _component(kind: str, replicas: int, image: str, module: str, arguments: list[str]) -> dict[str, Any]:
-    """Return a component; its discovery, ports and probes are the operator's to add."""
+    """Return a component; the operator adds its discovery, ports and probes."""
     container = {"name": "main", "image": image, "command": ["python3", "-m", module], "args": arguments}
     pod = {"spec": {"containers": [container]}}
     return {"name": kind, "type": kind, "replicas": replicas, "podTemplate": pod}

@@ -1,6 +1,6 @@
-"""Dynamo's processes on this machine: a frontend behind our gateway, and a worker for each engine.
+"""Run Dynamo's processes on this machine: a frontend behind our gateway, and a worker for each engine.
 
-They find each other through files in one directory, the store; there is no other service.
+They find each other through files in one directory, the store, without any further service.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 Role = Literal["aggregated", "frontend", "prefill", "decode"]
 FRONTEND_HOST = "127.0.0.1"
-"""Whoever the gateway listens to: the frontend asks nobody for a key."""
+"""The frontend's address, local even if the gateway's is not: the frontend checks no API key."""
 ASK_AGAIN_SECONDS = 0.1
 _OPTIONS = ("rows", "queue_limit", "prefill_slice_ms", "threads", "backend")
-"""The settings that a worker takes as options."""
+"""The settings that are passed to a worker as command-line options."""
 _STORE = "kvc-trt-serve-"
 _STATUS_PORTS = range(20000, 32768)
-"""A worker's status port must not be above 32767."""
+"""The range of status ports; Dynamo accepts none above 32767."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,25 @@ class Served:
 
 @dataclass(frozen=True)
 class Deployment:
-    """The processes to start here."""
+    """The engines to serve with Dynamo, the role of this machine's processes, and their settings."""
 
     served: Sequence[Served]
     role: Role = "aggregated"
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes one that is free."""
+    """0 takes any free port."""
     api_key: str | None = None
     origins: Sequence[str] = ()
-    """Origins whose pages may ask from a browser; `*` is any."""
+    """Origins whose pages may send requests from a browser; `*` stands for any."""
     store: Path | None = None
-    """The store in which processes find each other; None makes a directory for these alone."""
+    """The directory through which processes find each other; None makes a new one for these processes."""
     settings: ServingSettings = field(default_factory=ServingSettings)
     tool_parser: str | None = None
-    """The form of the models' calls of tools; None is what each chat template says."""
+    """The name of the form of tool calls, for all models; None takes each model's from its chat template."""
 
     @property
     def has_frontend(self) -> bool:
-        """True if clients are served here."""
+        """True if this deployment runs the frontend and its gateway, to which clients connect."""
         return self.role in ("aggregated", "frontend")
 
 
@@ -114,9 +114,9 @@ class Running:
             self._frontend = self._new_frontend()
 
     async def run(self) -> None:
-        """Start everything, say when it answers, and end it when this process is asked to end.
+        """Start all processes, tell the user when they answer, and end them on Ctrl-C or SIGTERM.
 
-        Raises the error of a process that cannot start, or that dies again and again.
+        Raises the error of a process that cannot start, or that dies too often.
         """
         children = [child for child in (self._frontend, *self._workers.values()) if child is not None]
         tasks: list[asyncio.Task[None]] = []
@@ -130,7 +130,7 @@ class Running:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _asked_to_end(self) -> None:
-        if self._stop.is_set():  # asked twice: somebody is in a hurry
+        if self._stop.is_set():  # a second signal: do not wait for answers
             for child in (*self._workers.values(), self._frontend):
                 if child is not None:
                     child.kill()
@@ -147,7 +147,7 @@ class Running:
             raise UnsupportedEnvironment(f"cannot listen at {host} port {port}: {reason}", hint="--port PORT") from None
 
     async def _until_ready(self, port: int) -> None:
-        """Wait until every model has answered, which a list of models does not tell."""
+        """Wait until every worker has answered a request; a model's entry in the frontend's list does not prove it."""
         waiting = dict(self._workers)
         while waiting or not await self._frontend_answers():
             for name, child in tuple(waiting.items()):
@@ -174,7 +174,7 @@ class Running:
         return False
 
     async def _end(self) -> None:
-        """End in the order in which nothing is lost: newcomers, workers with their answers, the frontend."""
+        """Refuse new requests, let the workers finish their answers, then end the frontend: so no answer is lost."""
         if self._gateway is not None:
             await self._gateway.refuse_newcomers()
         await asyncio.gather(*(child.stop() for child in self._workers.values()))
@@ -188,12 +188,12 @@ class Running:
         if self._own_store:
             shutil.rmtree(self._store, ignore_errors=True)
             return
-        for child in self._workers.values():  # what others use stays
+        for child in self._workers.values():  # other deployments use the rest of the store
             self._record(child.name).unlink(missing_ok=True)
             child.log.unlink(missing_ok=True)
 
     def _ready(self, port: int) -> str:
-        """Return what a user does next."""
+        """Return the message for the user once everything is ready, with commands to try."""
         deployment, seconds = self._deployment, time.monotonic() - self._started
         if self._gateway is None:
             names = ", ".join(self._workers)
@@ -232,7 +232,7 @@ class Running:
         return Child("frontend", command, process_environment(self._store), log, self._say)
 
     def _died(self, name: str, said: str) -> None:
-        """Let nobody ask a worker that has died: its record would stand for ten seconds more."""
+        """Remove Dynamo's record of a worker that has died, which would attract requests for ten more seconds."""
         self._say(said)
         written = read_record(self._record(name))
         if written is not None:
@@ -248,14 +248,14 @@ class Running:
 
 
 def _new_store() -> Path:
-    """Make a directory for these processes alone, and remove those of deployments that were killed."""
+    """Make a new store for these processes, and remove the stores of deployments that were killed."""
     parent = Path(tempfile.gettempdir())
     remove_abandoned(parent, _STORE)
     return own_directory(parent, _STORE)
 
 
 def curl(address: str, name: str, model: Path, *, api_key: bool) -> str:
-    """Return the command that asks a model, which the frontend reads from the directory `model`, what it can answer."""
+    """Return a command that sends a first request to a model; `model` is the directory that the frontend reads."""
     chat = (model / TEMPLATE_FILE).exists()
     tokenizer = None if chat else read_tokenizer(model / "tokenizer.json")
     return example.curl(address, name, tokenizer, api_key=api_key)
@@ -269,7 +269,7 @@ def _is_live(port: int) -> bool:
 
 
 def _free_port(among: range | None = None) -> int:
-    """Return a port that nothing listens at, on this machine."""
+    """Return a port of this machine that is free now."""
     for port in (0,) if among is None else random.sample(among, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((FRONTEND_HOST, port))

@@ -1,4 +1,4 @@
-"""The environment of Dynamo's processes: everything stays on this machine, and nothing is left in HOME.
+"""The environment variables of Dynamo's processes, which keep them on this machine and out of HOME.
 
 Dynamo binds to outward addresses by default, and authenticates nobody. The names are those of ai-dynamo 1.6.1.
 """
@@ -15,9 +15,9 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.files.cache import cache_root
 
 DYNAMO_VERSION = "1.6.1"
-"""Its interface to engines and the names below are promised to no other version."""
+"""The only supported version: others may have another interface to engines and other names than those below."""
 NIXL_VERSION = "1.5.1"
-"""Of nixl-cu12; its interface to backends is not stable."""
+"""The supported version of nixl-cu12, whose interface to backends is not stable."""
 INSTALL = (
     "make dynamo-env, then build/dynamo/bin/kvc-trt serve --dynamo; or pip install 'kvc-trt[dynamo]' and "
     f"pip install --no-deps ai-dynamo=={DYNAMO_VERSION}"
@@ -41,11 +41,11 @@ _DEFAULTS = {
     "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
     "DYN_PREFILL_DRAIN_TIMEOUT_S": "10",
 }
-"""Variables that a user may set."""
+"""Variables that a user may set, with our defaults."""
 _HARMFUL = ("DYN_ENGINE_REQUEST_LIMIT", "DYN_MIGRATION_LIMIT", "DYN_NAMESPACE", "DYN_NAMESPACE_PREFIX")
-"""Set for other deployments, these exclude a worker for good, read prompts twice, or hide workers from the frontend."""
+"""Variables that are removed: they exclude a worker for good, read prompts twice, or hide workers from the frontend."""
 _SECRET = "KVC_TRT_API_KEY"
-"""The gateway's own: no other process needs it."""
+"""The variable with the gateway's API key, which no other process needs."""
 
 
 def require_dynamo() -> None:
@@ -58,9 +58,9 @@ def require_dynamo() -> None:
 
 
 def process_environment(store: Path, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a process that finds the others through the directory `store`, on this machine alone.
+    """Return the environment of a Dynamo process that finds the others on this machine through the directory `store`.
 
-    `given` is the user's environment (None: this process's), which decides only what is harmless.
+    `given` is the user's environment (None: this process's); it cannot override variables that must have our values.
     """
     chosen = dict(os.environ if given is None else given)
     for name in (*_HARMFUL, _SECRET):

@@ -1,7 +1,7 @@
-"""The gateway for clients: the light server, over engines that Dynamo's frontend knows.
+"""The gateway for clients: the light server, with the engines behind Dynamo's frontend.
 
-It checks API keys, which the frontend cannot, reads requests and writes answers as without Dynamo. The frontend
-routes token ids to workers, and hands over from prefill to decode (`wire.py`).
+It checks API keys, which the frontend cannot, and reads requests and writes answers as it does without Dynamo. The
+frontend routes token ids to workers, and hands over from prefill to decode (`wire.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvc_trt.serving.http.server import LightServer
 
 
 class Gateway:
-    """Answers for `models` with the keys and origins of the light server, from `listen` to `close`."""
+    """A light server for `models`, with its API key and origins, from `listen` to `close`."""
 
     def __init__(self, models: RemoteModels, api_key: str | None = None, origins: Sequence[str] = ()) -> None:
         self.models = models
@@ -24,9 +24,9 @@ class Gateway:
         self._runner: web.AppRunner | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to listen, and return the port; OSError where it is taken."""
+        """Begin to listen, and return the port; OSError if the address is taken."""
         await self.models.open()
-        # A client that leaves ends its handler, which closes the connection to the frontend, which ends the request.
+        # If a client leaves, its handler is cancelled; that closes the connection to the frontend and ends the request.
         self._runner = web.AppRunner(
             self._server.application, handler_cancellation=True, access_log=None, shutdown_timeout=1
         )
@@ -37,14 +37,14 @@ class Gateway:
         return listening
 
     async def refuse_newcomers(self) -> None:
-        """Take no more requests; answers that have begun go on."""
+        """Refuse new requests; answers that have begun go on."""
         self._server.ending = True
         if self._runner is not None:
             for site in tuple(self._runner.sites):
                 await site.stop()
 
     async def close(self) -> None:
-        """End whatever is left."""
+        """Cancel the answers that are left, and close all connections."""
         if self._runner is not None:
             await self._runner.cleanup()
         await self.models.close_connections()

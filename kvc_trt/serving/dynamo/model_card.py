@@ -1,4 +1,4 @@
-"""A model's facts for the gateway, from its workers: a file beside those of Dynamo's frontend."""
+"""Model cards: the facts of a model that the gateway needs, in a file that workers write beside Dynamo's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Template(OwnSchema):
 
 
 class _Limits(OwnSchema):
-    """Those of an engine's limits that requests are checked by."""
+    """The limits of an engine that requests are checked against."""
 
     vocab_size: int
     max_input_len: int
@@ -37,7 +37,7 @@ class _Limits(OwnSchema):
     max_sequence_len: int
 
     def plain(self) -> Limits:
-        """Return them as an engine has them; of its caches nothing is said."""
+        """Return them as an engine's limits, without the facts of its caches."""
         return Limits(**self.model_dump(), capacities=(), prompt_block=1)
 
 
@@ -51,7 +51,7 @@ class _Card(OwnSchema):
 
 
 def model_of(engine: EngineDirectory, name: str, tool_parser: str | None = None) -> ServedModel:
-    """Return the model of an engine that is served as `name`; otherwise as `ServedModel.of`."""
+    """Return the model of an engine that is served as `name`; `tool_parser` and errors as for `ServedModel.of`."""
     parameters = engine.parameters
     limits = _Limits(
         vocab_size=engine.model.vocab_size,
@@ -63,7 +63,7 @@ def model_of(engine: EngineDirectory, name: str, tool_parser: str | None = None)
 
 
 def write_card(model: ServedModel, directory: Path) -> None:
-    """Write down a model in the directory from which the frontend reads it, beside its tokenizer.json."""
+    """Write a model's card into the directory from which the frontend reads the model, beside its tokenizer.json."""
     limits = {name: getattr(model.limits, name) for name in _Limits.model_fields}
     card = _Card(
         fingerprint=model.fingerprint,
@@ -77,7 +77,7 @@ def write_card(model: ServedModel, directory: Path) -> None:
 
 
 def read_card(directory: Path) -> ServedModel:
-    """Return the model of a directory, which has its name; InputError for a card that is none."""
+    """Return the model of the card in a directory; the directory's name is the model's. InputError for a bad card."""
     card = validated(_Card, read_json_input(directory / CARD, _LARGEST), str(directory / CARD))
     template = None
     if card.template is not None:

@@ -1,7 +1,7 @@
-"""The directory from which Dynamo's frontend reads a model: Hugging Face's layout, made of an engine's own files.
+"""The directory from which Dynamo's frontend reads a model, in Hugging Face's layout, made of an engine's files.
 
-The frontend tokenises, renders the chat template and finds stop strings by itself; an engine directory has the files
-for that under other names, and its config.json is TensorRT-LLM's.
+The frontend tokenises, renders the chat template and finds stop strings itself. An engine directory has the files for
+that under other names, and its config.json is TensorRT-LLM's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 TEMPLATE_FILE = "chat_template.jinja"
 MODEL_TYPE = "kvc_trt"
-"""Dynamo wants one, and looks it up nowhere."""
+"""The `model_type` of config.json, which Dynamo requires but does not look up."""
 
 
 def check_servable(engine: EngineDirectory) -> None:
-    """Raise InputError for an engine whose requests the frontend could not read."""
+    """Raise InputError for an engine without a tokenizer, which the frontend needs."""
     if engine.tokenizer_file is None:
         raise InputError(
             f"{engine.path} has no tokenizer, and Dynamo's frontend reads text",
@@ -33,9 +33,9 @@ def check_servable(engine: EngineDirectory) -> None:
 
 
 def write_model_directory(engine: EngineDirectory, directory: Path) -> None:
-    """Write the model directory of a checked engine into an existing directory, where an earlier one may be in use.
+    """Write the model directory of a checked engine into an existing directory, which may be in use already.
 
-    Without a chat template there is none in it either: such a model is registered for completions alone.
+    If the engine has no chat template, an old one is removed: such a model is registered for completions alone.
     """
     check_servable(engine)
     ends = {"eos_token_id": sorted(engine.model.eos_token_ids)}
@@ -66,11 +66,11 @@ def write_model_directory(engine: EngineDirectory, directory: Path) -> None:
 
 
 def start_tokens(engine: EngineDirectory) -> tuple[int, ...]:
-    """Return the tokens that a worker puts in front of a prompt that does not begin with them; often none.
+    """Return the start tokens that a worker adds to a prompt that does not begin with them; often none.
 
-    The frontend never writes a model's start tokens. A chat template does, if the model wants them, so where a template
-    begins with them, a prompt without is a text for completion. Where a template leaves them out, prompts of both kinds
-    look alike, and neither gets any.
+    The frontend never adds a model's start tokens. A chat template that begins with them writes them itself, so a
+    prompt without them must be a completion, and the worker adds them. If the template leaves them out, chats and
+    completions look alike, and neither gets any.
     """
     tokenizer = engine.tokenizer
     if tokenizer is None:
@@ -87,7 +87,7 @@ def start_tokens(engine: EngineDirectory) -> tuple[int, ...]:
 
 
 def _read(engine: EngineDirectory, name: str) -> dict[str, Any]:
-    """Return a JSON file of the engine's tokenizer; empty where there is none."""
+    """Return the content of one of the engine's tokenizer files; empty if it does not exist."""
     file = engine.tokenizer_files.get(name)
     if file is None:
         return {}

@@ -1,4 +1,4 @@
-"""Records of workers in a store: they lead to the workers' figures, and no other process can pass for a worker."""
+"""Records of workers in a store: each has the port of a worker's figures, and identifies the worker's process."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _LARGEST = 4096
 
 
 class Record(NamedTuple):
-    """One worker, which may have died."""
+    """The record of one worker, which may have died since."""
 
     number: int
-    """Dynamo's."""
+    """Dynamo's number of the worker."""
     port: int | None
-    """Of its status on this machine, if it shows one."""
+    """The port of the worker's status on this machine; None if it has none."""
     owner: str
-    """Its process (`owners.owner`)."""
+    """The worker's process (`owners.owner`)."""
 
 
 def write_record(path: Path, number: int, port: str | None) -> None:
-    """Write down the worker that this process is."""
+    """Write the record of this process, which is a worker."""
     write_whole(path, f"{number} {port or '-'} {owner()}".encode())
 
 
 def read_record(path: Path) -> Record | None:
-    """Return a record; None where there is none, or something else."""
+    """Read a record; None if the file is missing or is not a record."""
     with contextlib.suppress(InputError, ValueError):
         number, port, *described = read_text_input(path, _LARGEST).split(maxsplit=2)
         record = Record(int(number), None if port == "-" else int(port), "".join(described))
@@ -41,7 +41,7 @@ def read_record(path: Path) -> Record | None:
 
 
 def status_urls(directory: Path) -> list[str]:
-    """Return where the workers of a directory of records show their status, but for those that are known to be dead."""
+    """Return the status URLs of the workers whose records are in a directory, without those known to be dead."""
     records = [read_record(path) for path in sorted(directory.iterdir())]
     found = [one for one in records if one is not None and one.port is not None and not is_gone(one.owner)]
     return [f"http://127.0.0.1:{one.port}" for one in found]

@@ -1,4 +1,4 @@
-"""Engines of other processes, behind Dynamo's frontend: the light server asks them as it asks its own."""
+"""Engines in other processes, behind Dynamo's frontend, with the interface that the light server uses for its own."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _REASONS: dict[int, Reason] = {400: "invalid", 404: "busy", 429: "busy", 503: "b
 
 
 class NotReached(ServingError):
-    """No worker has refused the request, and none has answered it whole."""
+    """A failure outside of workers: the frontend refused the request, or its answer broke off."""
 
 
 class RemoteAnswer:
-    """The answer to one request, which is sent when somebody begins to follow it."""
+    """The answer to one request, which is sent by `begin`."""
 
     def __init__(self, client: ClientSession, upstream: str, model: str, request: Request) -> None:
         self._client, self._url, self._model, self._request = client, f"{upstream}/v1/completions", model, request
@@ -34,7 +34,7 @@ class RemoteAnswer:
         self._cancelled = False
 
     async def begin(self) -> None:
-        """Send the request and wait for its first token; ServingError where it is refused."""
+        """Send the request and wait for its first token; ServingError if it is refused."""
         try:
             body = json.dumps(message_of(self._request, self._model), ensure_ascii=False).encode()
             self._response = await self._client.post(self._url, data=body, headers={"Content-Type": "application/json"})
@@ -49,16 +49,16 @@ class RemoteAnswer:
             raise NotReached("busy", _SILENT) from None
 
     def finish(self) -> None:
-        """Let the worker write the answer to its own end: there is no message that would stop it, and keep the end."""
+        """Do nothing: no message to a worker ends an answer early and normally, so it runs to its own end."""
 
     def cancel(self) -> None:
-        """End the answer: Dynamo tells the worker once the connection is closed."""
+        """Cancel the answer by closing the connection; Dynamo then cancels it at the worker."""
         self._cancelled = True
         if self._response is not None:
             self._response.close()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        """Yield the events of the answer; ServingError where it ends otherwise."""
+        """Yield the events of the answer; ServingError if it cannot be completed."""
         assert self._events is not None, "it has begun"
         event, whole = self._first, False
         try:
@@ -75,7 +75,7 @@ class RemoteAnswer:
     async def _read(self, response: ClientResponse) -> AsyncGenerator[Event, None]:
         reader, whole = AnswerReader(self._request), False
         async for document in _documents(response):
-            if whole:  # the frontend's own last words
+            if whole:  # after the answer, the frontend adds documents of its own
                 continue
             try:
                 event = reader.read(_said(document))
@@ -86,49 +86,49 @@ class RemoteAnswer:
 
 
 class RemoteEngine:
-    """One model's workers."""
+    """All workers of one model."""
 
     def __init__(self, client: ClientSession, upstream: str, model: str) -> None:
         self._client, self._upstream, self._model = client, upstream, model
 
     @property
     def most_answers(self) -> None:
-        """Workers come and go, so nobody here knows."""
+        """None: workers come and go, so the number is not known here."""
 
     @property
     def shares_prompts(self) -> bool:
-        """Workers share nothing between prompts."""
+        """False: workers share nothing between prompts."""
         return False
 
     def take(self, request: Request, *, priority: int = 0) -> RemoteAnswer:
-        """Return the answer to a request whose prompt has been read; nothing is sent before it begins.
+        """Return the answer to a request whose prompt is token ids; `RemoteAnswer.begin` sends the request.
 
-        ServingError for a priority, which would be lost on the way to a worker.
+        ServingError for a priority, which Dynamo would not pass on to a worker.
         """
         if priority:
             raise ServingError("invalid", "priority goes to an engine of this process alone, and workers answer here")
         return RemoteAnswer(self._client, self._upstream, self._model, request)
 
     async def begin(self, answers: Sequence[RemoteAnswer]) -> None:
-        """Send requests, and wait until each has its first token; ServingError where one is refused."""
+        """Send the requests, and wait until each has its first token; ServingError if one is refused."""
         await asyncio.gather(*(answer.begin() for answer in answers))
 
     async def answers(self) -> bool:
-        """Return whether a worker answers a request of one token, or is too busy to."""
+        """Return whether a one-token request succeeds or is refused only because the workers are busy."""
         answer = self.take(Request((0,), 1, ignore_eos=True))
         try:
             await asyncio.wait_for(answer.begin(), HEALTH_SECONDS)
         except (NotReached, asyncio.TimeoutError):
             return False
         except ServingError as error:
-            return error.reason == "busy"  # it is too busy to be asked, because it answers others
+            return error.reason == "busy"  # a busy worker is healthy: it answers other requests
         finally:
             answer.cancel()
         return True
 
 
 async def _documents(response: ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the documents of a stream of events, of any size."""
+    """Yield the JSON documents of an event stream, however large each is."""
     waiting = bytearray()
     async for piece in response.content.iter_any():
         before = max(0, len(waiting) - 1)
@@ -148,7 +148,7 @@ def _of_event(event: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _said(document: dict[str, Any]) -> object:
-    """Return what a worker says in a chunk; ServingError for the frontend's own error."""
+    """Return a worker's document in a chunk of the frontend; ServingError for an error of the frontend."""
     error = document.get("error")
     if isinstance(error, dict):
         code = error.get("code")
@@ -160,7 +160,7 @@ def _said(document: dict[str, Any]) -> object:
 
 
 def _refusal(status: int, error: object) -> NotReached:
-    """Return the error for a status of the frontend; of what is not the client's fault, no more than that it failed."""
+    """Return the error for a status of the frontend; for an internal failure, without its details."""
     message = error.get("message") if isinstance(error, dict) else None
     reason = _REASONS.get(status, "failed")
     if status == 404:

@@ -1,4 +1,4 @@
-"""Models whose engines are in other processes, as the gateway finds them: by the cards that workers write."""
+"""Models whose engines are in other processes; the gateway finds them by the cards that workers write."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
+from typing_extensions import override
 
 from kvc_trt.serving.dynamo.model_card import CARD, read_card
 from kvc_trt.serving.dynamo.remote import RemoteEngine
@@ -16,7 +17,7 @@ from kvc_trt.serving.models import Models, Served
 from kvc_trt.serving.protocol.model import ServedModel
 
 _SECONDS = 5
-"""For a question that needs no engine."""
+"""The time limit of a request that needs no engine."""
 
 
 class RemoteModels(Models):
@@ -32,28 +33,29 @@ class RemoteModels(Models):
         self._upstream, self._directory, self._names, self._status = upstream, directory, tuple(names), status
         self._client: ClientSession | None = None
         self._read: dict[Path, tuple[int, ServedModel]] = {}
-        """The models of cards, each with the time at which its card was written."""
+        """The models of the cards read so far, each with the time at which its card was written."""
 
     async def open(self) -> None:
-        """Begin to ask; from here on it belongs to the running loop."""
-        # As many connections as clients: how many requests wait is for the workers to say, who refuse the others.
+        """Open the HTTP client, which belongs to the running loop."""
+        # No limit of connections: the workers limit the requests that wait, and refuse the others.
         self._client = ClientSession(
             timeout=ClientTimeout(total=None, sock_connect=10), connector=TCPConnector(limit=0)
         )
 
     async def close_connections(self) -> None:
-        """Ask no more."""
+        """Close the HTTP client."""
         if self._client is not None:
             await self._client.close()
 
     @property
+    @override
     def served(self) -> Mapping[str, tuple[ServedModel, Served]]:
-        """Each model that has, or had, a worker, by name."""
+        """Each model that has or had a worker, by name."""
         models = [self._model(card) for card in sorted(self._directory.glob(f"*/{CARD}"))]
         return {one.name: (one, RemoteEngine(self._asked, self._upstream, one.name)) for one in models}
 
+    @override
     async def ready(self) -> list[str]:
-        """Return the names of the models that have a worker now."""
         try:
             async with self._asked.get(f"{self._upstream}/v1/models", timeout=ClientTimeout(_SECONDS)) as answer:
                 known = {model["id"] for model in (await answer.json())["data"]}
@@ -61,17 +63,19 @@ class RemoteModels(Models):
             return []
         return [name for name in self.served if name in known]
 
+    @override
     async def health(self) -> dict[str, bool]:
-        """Return whether each model that is ready, or should be, answers a request of one token."""
+        """Return by name whether each model answers; false for one of `names` that has no worker."""
         return {**dict.fromkeys(self._names, False), **await super().health()}
 
     async def answers(self, name: str) -> bool:
-        """Return whether a model answers a request of one token."""
+        """Return whether a model has a worker and answers (`RemoteEngine.answers`)."""
         found = self.served.get(name)
         return found is not None and await found[1].answers()
 
+    @override
     async def figures(self) -> str:
-        """Return the figures of the frontend and of every worker here; a worker that is down has none."""
+        """Return the figures of the frontend and of each worker on this machine that answers."""
         return merged(await asyncio.gather(*(self._figures(url) for url in (self._upstream, *self._status()))))
 
     @property

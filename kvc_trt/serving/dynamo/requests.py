@@ -1,8 +1,8 @@
-"""A message of Dynamo's frontend to a worker, as a request to the scheduler.
+"""Turn a message of Dynamo's frontend to a worker into a request to the scheduler.
 
-A message of our gateway brings its rules itself (`wire.py`). In any other the frontend has tokenised the prompt, and
-finds stop strings in the answer by itself. It passes on fields that it does not check and that we do not support: each
-of them is refused by its name, none is ignored.
+A message of our gateway has its rules in an annotation (`wire.py`). For any other message the frontend has tokenised
+the prompt, and finds stop strings in the answer itself. It also passes on fields that it does not check and that we do
+not support: each of them is refused by its name, none is ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RULES = rules_of(Client.OPENAI)
 _SAMPLING = {name: rule for name, rule in _RULES.items() if rule.of_sampling}
 _OUTPUT = {name: rule for name, rule in _RULES.items() if rule.of_output}
 _STOPPING = {name: rule for name, rule in _RULES.items() if not rule.of_sampling and not rule.of_output}
-"""The rules by the names of the frontend, which sends them in three groups."""
+"""The rules by their names in messages of the frontend, which sends them in these three groups."""
 _OTHER_SAMPLING: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -30,9 +30,9 @@ _OTHER_SAMPLING: dict[str, tuple[object, ...]] = {
     "length_penalty": (1.0,),
     "include_stop_str_in_output": (False,),
 }
-"""Sampling options that we do not have, and the values that ask for nothing."""
+"""Sampling options that we do not support, each with the values that are accepted because they ask for nothing."""
 _MORE_STOP_TOKENS = ("stop_token_ids_hidden", "stop_token_ids_visible")
-"""Fields that go with `stop_token_ids`."""
+"""Fields whose tokens are added to `stop_token_ids`."""
 _OTHER_OUTPUT: dict[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "skip_special_tokens": (True, False),  # the frontend does it
@@ -45,17 +45,17 @@ _GRAMMARS: Mapping[str, Callable[[Any], Grammar]] = {
     "choice": Grammar.choice,
     "grammar": Grammar.lark,
 }
-"""Fields of `guided_decoding` that work."""
+"""The supported fields of `guided_decoding`."""
 _OF_OTHER_GRAMMARS = ("backend", "whitespace_pattern")
-"""Its other fields, for libraries that are not here."""
+"""The ignored fields of `guided_decoding`, which are for other grammar libraries."""
 _MEDIA = ("multi_modal_data", "mm_processor_kwargs", "prompt_embeds", "encoder_result")
 
 
 def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[int] = ()) -> Request:
-    """Return the request of a message of Dynamo's frontend, with `start_tokens` in front where they are missing.
+    """Return the request of a message of Dynamo's frontend; its prompt gets `start_tokens` if it lacks them.
 
-    Without a temperature the best token is taken, as in `kvc-trt run`. Raises InputError for a value that is wrong, one
-    that cannot fit, and for everything that this engine does not do. The session checks the rest.
+    Without a temperature the best token is taken, as in `kvc-trt run`. Raises InputError for a wrong value, for a
+    length that cannot fit, and for options that are not supported. The session checks the rest.
     """
     if is_ours(asked):
         return request_in(asked)
@@ -81,9 +81,9 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
 
 
 def prompt_of(asked: Mapping[str, Any], start_tokens: Sequence[int] = ()) -> list[int]:
-    """Return the prompt's token ids, with `start_tokens` in front where they are missing; the ids are unchecked.
+    """Return the prompt's unchecked token ids, with `start_tokens` in front unless the prompt begins with them.
 
-    Our gateway has put them there.
+    A message of our gateway is left as it is: the gateway has added them.
     """
     tokens = _list(asked, "token_ids")
     start = [] if is_ours(asked) else list(start_tokens)
@@ -98,7 +98,7 @@ def _list(asked: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _given(asked: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """Return the values of a group that are set."""
+    """Return the fields of one group of a message that are not null."""
     found = asked.get(group)
     return {name: value for name, value in found.items() if value is not None} if isinstance(found, Mapping) else {}
 
@@ -112,7 +112,7 @@ def _refuse_others(
 
 
 def _read(given: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, Any]:
-    """Return the values of a group by our own names of its rules; InputError for one of a wrong type."""
+    """Return the rules in a group of fields by our names; InputError for a value of a wrong type."""
     return {
         rule.name: rule.kind.plain(given[name], name)
         for name, rule in rules.items()
@@ -121,7 +121,7 @@ def _read(given: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, Any]
 
 
 def _grammar(guided: object) -> Grammar | None:
-    """Return the grammar that the frontend asks for, which has checked nothing of it."""
+    """Return the grammar in `guided_decoding`, which the frontend passes on unchecked; None without one."""
     if not isinstance(guided, Mapping):
         return None
     given = {name: value for name, value in guided.items() if value is not None and name not in _OF_OTHER_GRAMMARS}

@@ -1,4 +1,4 @@
-"""An engine behind Dynamo's frontend, whole: it reads the prompts of its requests and answers them."""
+"""An engine behind Dynamo's frontend that both reads prompts and answers them, without handoffs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from kvc_trt.serving.dynamo.wire import is_ours
 
 
 class Answering:
-    """Answers messages of Dynamo's frontend with one scheduler. Used from one asyncio loop."""
+    """Answers messages of Dynamo's frontend with one scheduler. To be used from one asyncio loop."""
 
     def __init__(self, scheduler: Scheduler, start_tokens: Sequence[int] = ()) -> None:
         self.scheduler = scheduler
         self.limits = scheduler.session.executor.limits
         self.start_tokens = tuple(start_tokens)
-        """See `model_directory.start_tokens`."""
+        """The tokens to add to prompts that lack them (`model_directory.start_tokens`)."""
         self._tickets: dict[str, Ticket] = {}
 
     def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of an answer, as `answer_whole`; a role of its own answers its part."""
+        """Yield the chunks of an answer, as `answer_whole`; the prefill and decode roles answer their part of it."""
         return self.answer_whole(asked, identity)
 
     async def answer_whole(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
         """Read a prompt and yield the chunks of its answer.
 
-        Closing the generator ends the request, and so does `cancel`.
-        Raises InputError for what cannot be answered, Busy for a full queue, Cancelled, and what the engine raises.
+        Closing the generator ends the request, and so does `cancel`. Raises InputError for a request that cannot be
+        answered, Busy for a full queue, Cancelled after `cancel`, and the errors of the engine.
         """
         request = request_of(asked, self.limits, self.start_tokens)
         async with aclosing(self.follow(request, identity)) as events:
@@ -47,32 +47,32 @@ class Answering:
             self.forget(identity)
 
     def submit(self, request: Request, identity: str) -> Ticket:
-        """Submit a request under its identity, by which it can be cancelled until it is forgotten."""
+        """Submit a request under an identity, by which `cancel` finds it until `forget`."""
         ticket = self._tickets[identity] = self.scheduler.submit(request)
         return ticket
 
     def forget(self, identity: str) -> None:
-        """End a request, if it has not ended, and let its identity go."""
+        """Cancel a request unless it has ended, and free its identity."""
         self._tickets.pop(identity).cancel()
 
     def cancel(self, identity: str) -> None:
-        """End a request; nothing happens if there is none of that identity."""
+        """Cancel a request; does nothing if no request has that identity."""
         ticket = self._tickets.get(identity)
         if ticket is not None:
             ticket.cancel()
 
     def figures(self) -> dict[str, Any]:
-        """Return what is counted, as plain values."""
+        """Return the figures of this worker as plain values (`Scheduler.metrics`)."""
         return self.scheduler.metrics()
 
     async def watch(self) -> None:
-        """Do what has to be done beside the answers, until it is cancelled."""
+        """Do the role's background work until cancelled; here there is none."""
 
     @property
     def is_quiescent(self) -> bool:
-        """True if no reader needs this worker's memory any more."""
+        """True if the worker can end: no request runs, and no other process still reads its memory."""
         return not self._tickets
 
     def close(self) -> None:
-        """Answer what has been taken, and end; blocks until then."""
+        """Answer all accepted requests, then end; blocks until then."""
         self.scheduler.close(drain=True)

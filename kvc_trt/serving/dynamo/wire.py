@@ -1,7 +1,7 @@
-"""The messages between our gateway and our workers; Dynamo's frontend passes them on, and reads none.
+"""The messages between our gateway and our workers, which Dynamo's frontend passes on without reading them.
 
-A request is its prompt's token ids, with its rules in an annotation. Its answer is one document for each token, among
-the `engine_data` of Dynamo's chunks. So no field of ours needs a field of Dynamo's, and none can be lost there.
+A request is its prompt's token ids, with its rules in an annotation. Its answer is one document for each token, in the
+`engine_data` of Dynamo's chunks. So our fields need no counterpart among Dynamo's, and none can be lost there.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvc_trt.serving.errors import Reason, ServingError
 from kvc_trt.validation import OwnSchema, validated
 
 RULES_NOTE = "kvc-trt.rules:"
-"""The beginning of the annotation that holds a request's rules, as a JSON object by their names in the table."""
+"""The prefix of the annotation that holds a request's rules, as a JSON object by their names in the table of rules."""
 OUR_DATA = "engine_data"
-"""The field of `nvext`, and of a worker's chunks, in which an answer carries what workers say of it."""
+"""The field for a worker's own data, in a worker's chunks and in `nvext` of the frontend's."""
 OURS = "kvc"
-"""Our part of it."""
+"""The key of our document in that field."""
 
 
 class _Refused(OwnSchema):
@@ -52,14 +52,14 @@ class _Token(OwnSchema):
     text: str
     logprob: float | None = None
     best: list[int] | None = None
-    """The most likely tokens, if their log-probabilities are wanted."""
+    """The ids of the most likely tokens, if their log-probabilities are requested."""
     best_logprobs: list[float] | None = None
     output: _Output | None = None
     refused: _Refused | None = None
 
 
 def message_of(request: Request, model: str) -> dict[str, Any]:
-    """Return the body by which Dynamo's frontend is asked for a request's answer, in a stream."""
+    """Return the body of the HTTP request that asks Dynamo's frontend for an answer as a stream."""
     return {
         "model": model,
         "prompt": list(request.prompt_token_ids),
@@ -70,12 +70,12 @@ def message_of(request: Request, model: str) -> dict[str, Any]:
 
 
 def is_ours(asked: Mapping[str, Any]) -> bool:
-    """Return whether a message to a worker is one of `message_of`."""
+    """Return whether a message to a worker comes from our gateway (`message_of`)."""
     return _note(asked) is not None
 
 
 def request_in(asked: Mapping[str, Any]) -> Request:
-    """Return the request of one of our messages; InputError for one that is none."""
+    """Return the request in a message of our gateway; InputError for an invalid message."""
     try:
         rules = json.loads(_note(asked) or "")
     except (ValueError, RecursionError) as error:
@@ -90,7 +90,7 @@ def request_in(asked: Mapping[str, Any]) -> Request:
 
 
 def document_of_event(event: Event) -> dict[str, Any]:
-    """Return what a worker says of one token."""
+    """Return the document that a worker sends for one token."""
     found: dict[str, Any] = {"token": event.token_id, "text": event.text}
     if event.logprobs is not None:
         found["logprob"] = event.logprobs.logprob
@@ -102,12 +102,12 @@ def document_of_event(event: Event) -> dict[str, Any]:
 
 
 def document_of_refusal(error: ServingError) -> dict[str, Any]:
-    """Return what a worker says of a request that it does not answer."""
+    """Return the document that a worker sends for a request that it refuses."""
     return {"token": 0, "text": "", "refused": {"reason": error.reason, "message": error.message}}
 
 
 class AnswerReader:
-    """Makes events of what a worker says of one request's answer."""
+    """Turns the documents of one request's answer back into events."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -115,7 +115,7 @@ class AnswerReader:
         self._logprobs: list[TokenLogprobs] = []
 
     def read(self, found: object) -> Event:
-        """Return the next token; ServingError where the worker refuses the request, InputError for anything else."""
+        """Return the event of the next document; ServingError if it is a refusal, InputError if it is invalid."""
         said = validated(_Token, found, "a worker's answer")
         if said.refused is not None:
             raise ServingError(said.refused.reason, said.refused.message)
@@ -152,7 +152,10 @@ def _note_of(request: Request) -> str:
 
 
 def _note(asked: Mapping[str, Any]) -> str | None:
-    """Return the rules among a message's annotations, which are a client's where no gateway stands before Dynamo."""
+    """Return the JSON text of the rules among a message's annotations; None without rules.
+
+    Without our gateway in front of Dynamo, annotations are the client's own.
+    """
     annotations = asked.get("annotations")
     for one in annotations if isinstance(annotations, (list, tuple)) else ():
         if isinstance(one, str) and one.startswith(RULES_NOTE):
@@ -161,7 +164,7 @@ def _note(asked: Mapping[str, Any]) -> str | None:
 
 
 def _read(rule: Rule, value: Any) -> Any:
-    """Return a rule's value as `Request` takes it; JSON has no grammars, and no names that are numbers."""
+    """Convert a rule's value from JSON to the type in `Request`: a grammar, or biases by integer token ids."""
     try:
         if rule.kind is Kind.GRAMMAR:
             return Grammar(**value)

@@ -43,10 +43,10 @@ log = logging.getLogger("kvc_trt.serving")
 
 
 class Worker(LLMEngine):  # type: ignore[misc]
-    """Dynamo's view of one engine."""
+    """One engine with the interface that Dynamo expects."""
 
     failed: KvcError | None = None
-    """Why the engine could not be loaded; Dynamo ends with an error of its own in its place."""
+    """The error with which loading the engine failed; Dynamo raises an error of its own instead."""
 
     def __init__(self, settings: argparse.Namespace) -> None:
         self.settings = settings
@@ -67,12 +67,12 @@ class Worker(LLMEngine):  # type: ignore[misc]
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[Worker, WorkerConfig]:
-        """Check the engine, and return it with how it is registered."""
+        """Check the engine, and return its worker with the configuration that registers it."""
         worker = cls(_parser().parse_args(argv))
         return worker, worker.registration()
 
     def registration(self) -> WorkerConfig:
-        """Return where other processes find this worker."""
+        """Return the configuration by which other processes find this worker."""
         settings, engine = self.settings, self._engine
         return WorkerConfig(
             namespace=os.environ.get("DYN_NAMESPACE") or namespace_of(engine.directory),
@@ -83,12 +83,12 @@ class Worker(LLMEngine):  # type: ignore[misc]
             discovery_backend=os.environ.get("DYN_DISCOVERY_BACKEND", "file"),
             request_plane=os.environ.get("DYN_REQUEST_PLANE", "tcp"),
             event_plane=os.environ.get("DYN_EVENT_PLANE"),
-            enable_kv_routing=False,  # what a compacted cache keeps depends on the whole prompt: it announces no prefix
+            enable_kv_routing=False,  # a compacted cache depends on the whole prompt, so it has no prefix to announce
             disaggregation_mode=DisaggregationMode[settings.role.upper()],
         )
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Load the engine."""
+        """Load the engine and begin to answer; Dynamo calls this once, with the worker's number."""
         write_record(self.settings.record, worker_id, os.environ.get("DYN_SYSTEM_PORT"))
         try:
             scheduler, start = await asyncio.to_thread(self._load)
@@ -122,11 +122,11 @@ class Worker(LLMEngine):  # type: ignore[misc]
         return role(scheduler, start, packing_of(self._engine.directory), lambda arena: NixlTransfers(name, arena))
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[Chunk, None]:
-        """Answer one request, with Dynamo's exceptions for ours. No message holds a path or a prompt."""
+        """Answer one request; our errors become Dynamo's exceptions, whose messages hold no path and no prompt."""
         assert self._answering is not None, "it has been started"
         self._answers += 1
         answering = self._answering
-        # A probe is of this worker alone, whatever others it works with.
+        # A probe checks this worker alone, so a prefill or decode worker answers it whole.
         answer = answering.answer_whole if is_probe(request) else answering.answer
         for_gateway = self.settings.role != "prefill" and is_ours(request)
         try:
@@ -155,16 +155,16 @@ class Worker(LLMEngine):  # type: ignore[misc]
                 self._all_answered.set()
 
     async def abort(self, context: Any) -> None:
-        """End the request of a client that has left, or that the frontend has cut at a stop string."""
+        """Cancel a request whose client has left, or whose answer the frontend has ended at a stop string."""
         if self._answering is not None:
             self._answering.cancel(context.id())
 
     async def is_quiescent(self) -> bool:
-        """True if no reader needs this worker's memory any more."""
+        """Return whether the worker can end: no request runs, and no other process still reads its memory."""
         return self._answering is None or self._answering.is_quiescent
 
     async def cleanup(self) -> None:
-        """Wait until what has been taken is answered and sent: Dynamo cuts every stream when this returns."""
+        """Wait until all accepted requests are answered and sent; Dynamo cuts every stream when this returns."""
         if self._answering is None:
             return
         await asyncio.to_thread(self._answering.close)
@@ -175,13 +175,13 @@ class Worker(LLMEngine):  # type: ignore[misc]
             self._watching.cancel()
 
     async def health_check_payload(self) -> dict[str, Any]:
-        """Return a request of one token, which comes back through `generate`."""
+        """Return a one-token request, with which Dynamo probes this worker through `generate`."""
         begin = self._engine.model.bos_token_id
         payload: dict[str, Any] = build_health_check_payload(0 if begin is None else begin)
         return payload
 
     async def register_prometheus(self, metrics: Any) -> None:
-        """Put our figures beside Dynamo's, on the worker's status port."""
+        """Show our figures beside Dynamo's on the worker's status port."""
         labels = {**dict(metrics.auto_labels or {}), "model": self.settings.name}
 
         def text() -> str:
@@ -191,7 +191,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
 
 
 def _refused(error: KvcError) -> ServingError:
-    """Return the error for a request that this worker cannot, or can now not, answer."""
+    """Return the error that our gateway gets for a request that this worker cannot answer, or not now."""
     if isinstance(error, HandoffRefused):
         return ServingError("busy", error.message)
     return invalid(error) if isinstance(error, InputError) else serving_error(error)
@@ -216,17 +216,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def namespace_of(engine: EngineDirectory) -> str:
-    """Return Dynamo's namespace for an engine: workers of engines that differ never meet, and exchange no caches."""
+    """Return Dynamo's namespace for an engine, so that workers of different engines never exchange caches."""
     return f"kvc-{fingerprint_of(engine).compatibility[:16]}"
 
 
 def component_of(role: str, name: str) -> str:
-    """Return Dynamo's component for a role and a model's name: one engine may be served under two names."""
+    """Return Dynamo's component for a role and a model's name, because one engine may be served under two names."""
     return f"{role}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def main() -> None:
-    """Run a worker until it is asked to end; an error is one line on stderr, as `kvc-trt` writes it."""
+    """Run a worker until it is asked to end; an error goes to stderr in the form of `kvc-trt`'s errors."""
     report_lost_files()
     try:
         run(Worker)

@@ -1,1 +1,1 @@
-"""The light server: OpenAI's API over engines in one process, with an asyncio loop beside their schedulers."""
+"""The light server: OpenAI's API for engines in one process, with an asyncio loop beside their schedulers."""

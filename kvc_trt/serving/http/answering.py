@@ -1,4 +1,4 @@
-"""Chats and completions: from the body of a request to its response, or to the events of a stream."""
+"""Answer chats and completions over HTTP, with a response or the events of a stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAST_EVENT = b"data: [DONE]\n\n"
 
 
 async def answer(request: web.Request, content: bytes, endpoint: Endpoint, models: Models) -> web.StreamResponse:
-    """Answer a chat or a completion by the content of its body. A client that leaves ends its answers."""
+    """Answer a chat or a completion, whose body is `content`. If the client leaves, its answers are cancelled."""
     asked = await _taken(content, endpoint, models)
     try:
         await asked.begin()
@@ -33,7 +33,7 @@ async def answer(request: web.Request, content: bytes, endpoint: Endpoint, model
 
 
 async def _taken(content: bytes, endpoint: Endpoint, models: Models) -> Asked:
-    """Take a request beside the loop; one whose client leaves meanwhile is cancelled once it is taken."""
+    """Read and submit a request on another thread; if the client leaves meanwhile, cancel it once it is submitted."""
     taking = asyncio.get_running_loop().run_in_executor(None, Asked.of, content, endpoint, models)
     try:
         return await asyncio.shield(taking)
@@ -48,7 +48,7 @@ def _given_up(taking: asyncio.Future[Asked]) -> None:
 
 
 async def _stream(request: web.Request, asked: Asked) -> web.StreamResponse:
-    """Send the answers as they come."""
+    """Send the events of the answers as they come, and return the finished response."""
     response = web.StreamResponse(headers=_EVENTS)
     with suppress(ConnectionError):  # the client has left
         await response.prepare(request)
@@ -60,7 +60,7 @@ async def _stream(request: web.Request, asked: Asked) -> web.StreamResponse:
 
 
 async def _events(asked: Asked) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream; what fails is the last of them."""
+    """Yield the events of a stream; if an answer fails, the last event is its error."""
     try:
         async with aclosing(asked.chunks()) as found:
             async for chunks in found:

@@ -1,4 +1,4 @@
-"""The checks before every handler: API key, origins of browsers, and one form for all errors."""
+"""Middleware before every handler: check the API key and the browser's origin, and give all errors one form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvc_trt.serving.protocol.errors import WRONG_KEY, ApiError, api_error
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN = "/live"
-"""The path that wants no key: it says that the process runs, and nothing else."""
+"""The path that needs no key; its answer only says that the process runs."""
 _OF_THE_LIBRARY = {413: f"the body has more than {LARGEST_BODY >> 20} MiB"}
 _AGAIN = {503: {"Retry-After": "1"}}
 _PREFLIGHT = {
@@ -26,14 +26,14 @@ _PREFLIGHT = {
 
 
 class Door:
-    """The middleware of the light server. `origins` are those whose pages may ask from a browser; `*` is any."""
+    """The middleware of the light server. `origins` may send requests from a browser; `*` stands for any origin."""
 
     def __init__(self, api_key: str | None = None, origins: Sequence[str] = ()) -> None:
         self._wanted = None if api_key is None else f"Bearer {api_key}".encode()
         self._origins = frozenset(origins)
 
     def of(self, application: web.Application) -> None:
-        """Stand before every handler of an application."""
+        """Add this middleware to an application."""
 
         @web.middleware  # type: ignore[untyped-decorator]
         async def keep(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -69,7 +69,7 @@ class Door:
             raise ApiError(401, "this server wants its API key: Authorization: Bearer KEY", code=WRONG_KEY)
 
     def _asks_for_leave(self, request: web.Request) -> bool:
-        """True for the question of a browser whether a page of an origin that is allowed may send a request."""
+        """Return whether this is a browser's preflight request for a page of an allowed origin."""
         return (
             request.method == "OPTIONS"
             and "Access-Control-Request-Method" in request.headers
@@ -77,7 +77,7 @@ class Door:
         )
 
     def _allowed(self, request: web.Request) -> str | None:
-        """Return the origin of a page that may ask; None for any other request."""
+        """Return the request's origin if it is allowed; otherwise None."""
         origin = request.headers.get("Origin")
         return origin if origin is not None and self._origins & {"*", origin} else None
 
@@ -91,5 +91,5 @@ class Door:
 
 
 def refusal(error: ApiError) -> web.Response:
-    """Return the response for a request that gets no answer."""
+    """Return the HTTP response of an error."""
     return web.json_response(error.document, status=error.status, headers=_AGAIN.get(error.status))

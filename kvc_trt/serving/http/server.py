@@ -1,4 +1,4 @@
-"""The light server: its paths, and its life from the first engine to the last answer."""
+"""The light server: its paths, its start with the engines, and its end after the last answer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from kvc_trt.serving.protocol.tokenizing import detokenized, tokenized
 from kvc_trt.version import __version__
 
 DRAIN_SECONDS = 30.0
-"""For how long answers that have begun may go on after Ctrl-C."""
+"""The longest time that answers may still take after Ctrl-C."""
 BODY_SECONDS = 120.0
-"""The longest time that the body of a request may take to come."""
+"""The longest time that the body of a request may take to arrive."""
 _ELSEWHERE = {
     "embeddings": "an engine writes text, and makes no embeddings",
     "responses": "ask /v1/chat/completions, with all messages of the conversation",
@@ -45,29 +45,30 @@ _ELSEWHERE = {
     "assistants": "nothing is stored here; ask /v1/chat/completions",
     "threads": "nothing is stored here; ask /v1/chat/completions",
 }
-"""Paths below /v1 that OpenAI's clients may ask for, and why there is nothing."""
+"""Paths below /v1 that OpenAI's clients may ask for and this server lacks, with the reason of each."""
 
 
 @dataclass(frozen=True)
 class LightDeployment:
-    """The engines to serve here, by the names under which requests ask for them, and where clients find them."""
+    """The engines to serve, with their names in requests, and the address and settings of the server."""
 
     served: Sequence[tuple[str, Path]]
+    """Names of models with the directories of their engines."""
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes one that is free."""
+    """0 takes any free port."""
     api_key: str | None = None
     origins: Sequence[str] = ()
-    """Origins whose pages may ask from a browser; `*` is any."""
+    """Origins whose pages may send requests from a browser; `*` stands for any."""
     settings: ServingSettings = field(default_factory=ServingSettings)
     tool_parser: str | None = None
-    """The form of the models' calls; None is what each chat template says."""
+    """The name of the form of tool calls, for all models; None takes each model's from its chat template."""
 
 
 def serve(deployment: LightDeployment, say: Callable[[str], None]) -> None:
-    """Answer requests until this process is asked to end. `say` prints what the user reads, once all engines answer.
+    """Answer requests until Ctrl-C or SIGTERM. `say` prints a message to the user once all engines answer.
 
-    Raises UnsupportedEnvironment for an address that is taken, and what `ServedEngine.open` raises.
+    Raises UnsupportedEnvironment if the address is taken, and the errors of `ServedEngine.open`.
     """
     started = time.monotonic()
     with contextlib.ExitStack() as undo:
@@ -79,12 +80,12 @@ def serve(deployment: LightDeployment, say: Callable[[str], None]) -> None:
 
 
 class LightServer:
-    """One HTTP server over models that answer."""
+    """An HTTP server for a set of models."""
 
     def __init__(self, models: Models, door: Door) -> None:
         self._models, self._running = models, 0
         self.ending = False
-        """True once no more requests are taken."""
+        """True once new requests are refused."""
         self._all_over = asyncio.Event()
         self.application = web.Application(client_max_size=LARGEST_BODY)
         door.of(self.application)
@@ -102,11 +103,12 @@ class LightServer:
         routes.add_route("*", "/{path:.*}", self._nothing)
 
     async def run(self, listening: socket.socket, ready: Callable[[], None], end: Callable[[], None]) -> None:
-        """Answer until this process is asked to end; then finish the answers that have begun, for half a minute.
+        """Answer until Ctrl-C or SIGTERM; then finish the answers that have begun, for at most DRAIN_SECONDS.
 
-        `ready` is called once it listens, and `end`, in a thread, ends what is still being answered.
+        `ready` is called once the server listens; `end`, on another thread, cancels the answers that are left. A second
+        signal cancels them at once.
         """
-        asked = asyncio.Event(), asyncio.Event()  # once, and twice: somebody is in a hurry
+        asked = asyncio.Event(), asyncio.Event()  # set by the first and the second signal
         runner = web.AppRunner(self.application, handler_cancellation=True, access_log=None, shutdown_timeout=1)
         await runner.setup()
         with asked_by_signals(lambda: asked[asked[0].is_set()].set()):
@@ -165,7 +167,7 @@ class LightServer:
         return web.json_response(self._models.find(request.match_info["name"])[0].document)
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Say that every model answers, by a request to each of them."""
+        """Answer 200 if every model answers a request of one token, otherwise 503."""
         answers = await self._models.health()
         words = {name: "answers" if answered else "does not answer" for name, answered in answers.items()}
         healthy = bool(answers) and all(answers.values())
@@ -182,7 +184,7 @@ class LightServer:
         return web.json_response({"status": "live"})
 
     async def _nothing(self, request: web.Request) -> web.Response:
-        """Say what is not here, and what is."""
+        """Raise the error of a path or a method that this server does not have."""
         first, _, rest = request.match_info["path"].partition("/")
         why = _ELSEWHERE.get(rest.partition("/")[0]) if first == "v1" else None
         if why is not None:
@@ -202,7 +204,7 @@ async def _body(request: web.Request) -> bytes:
 
 
 async def _first_of(*waited: Awaitable[object]) -> None:
-    """Wait until one of these is over, and give up the others."""
+    """Wait until one of these is done, and cancel the others."""
     tasks = [asyncio.ensure_future(one) for one in waited]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -211,7 +213,7 @@ async def _first_of(*waited: Awaitable[object]) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Take an address before anything is loaded; requests wait there until the engines answer."""
+    """Return a socket that listens at an address, before engines are loaded; requests wait until the engines answer."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
@@ -223,7 +225,7 @@ def _listening(host: str, port: int) -> socket.socket:
 def loaded(
     name: str, path: Path, settings: ServingSettings, undo: contextlib.ExitStack, tool_parser: str | None = None
 ) -> tuple[ServedModel, ServedEngine]:
-    """Load an engine, and let it answer once."""
+    """Load an engine, let it answer once, and return it with its model; `undo` closes it."""
     engine = ServedEngine.open(path, settings)
     undo.callback(engine.close)
     directory, now = engine.engine.directory, int(time.time())
@@ -233,7 +235,7 @@ def loaded(
 
 
 def _ready(deployment: LightDeployment, listening: socket.socket, models: OwnModels, started: float) -> str:
-    """Return what a user does next."""
+    """Return the message for the user once the server is ready, with a command to try."""
     host = f"[{deployment.host}]" if ":" in deployment.host else deployment.host
     address = f"http://{host}:{listening.getsockname()[1]}/v1"
     names = ", ".join(model.name for model in models)

@@ -1,4 +1,4 @@
-"""The body of a request as one JSON object, and nothing else."""
+"""Parse the body of a request, which must be one JSON object."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kvc_trt.files.foreign_json import foreign_json
 from kvc_trt.serving.protocol.errors import refused
 
 LARGEST_BODY = 16 << 20
-"""Bytes: several of the longest prompts."""
+"""The largest body in bytes; several of the longest prompts fit."""
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body; ApiError, with status 400, for anything else."""
+    """Return the JSON object in a body; ApiError with status 400 for anything else."""
     try:
         body = foreign_json(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""One answer as a choice of a response: the parts of a stream as they come, and the whole made of the same parts."""
+"""One answer as an entry of `choices`: its chunks in a stream, and the complete choice, made of the same parts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from kvc_trt.tool_calls.deltas import Delta
 from kvc_trt.tool_calls.reader import CallMarks, Reader
 
 REASONS = {"stop": "stop", "length": "length", "capacity": "length", "interrupted": "stop"}
-"""Ours to OpenAI's, which has none for a cache that is full. Answers are interrupted after their only call."""
+"""Our finish reasons -> OpenAI's, which has none for a full cache (`capacity`). An answer is `interrupted` after the
+only tool call that it may have."""
 
 Part: TypeAlias = dict[str, Any]
 """An entry of `choices` in a chunk of a stream."""
 
 
 class Choice:
-    """Choice `index` of a response: the answer to `request`, with `opening` before its text.
+    """Choice `index` of a response: the answer to `request`, with the text `opening` before it.
 
-    `prompt` is the prompt's place in the request.
+    `prompt` is the index of its prompt among the prompts of the client's request.
     """
 
     def __init__(
@@ -38,15 +39,15 @@ class Choice:
         opening: str = "",
         reader: Reader | None = None,
     ) -> None:
-        """Begin; `reader` finds calls and thoughts in a chat's answer."""
+        """Make a choice without tokens; `reader` finds tool calls and reasoning in a chat's answer."""
         self.index, self.prompt = index, prompt
         self.output: Output | None = None
-        """Once the answer is over."""
+        """The complete answer; None until it is over."""
         self._chat, self._request, self._model = endpoint is Endpoint.CHAT, request, model
         self._opening = opening
         self._ends = model.end_token_ids | frozenset(request.stop_token_ids)
         self._offset = len(opening)
-        """Characters of the text before the next token."""
+        """The number of characters before the next token whose log-probability is written."""
         self._texts: list[str] = []
         self._reader = reader or Reader(CallMarks())
         special = {mark: model.special_tokens.get(mark) for mark in self._reader.looks_for}
@@ -56,20 +57,20 @@ class Choice:
 
     @property
     def wants_no_more(self) -> bool:
-        """True once nothing counts that the answer may still say: it has the only call that it may have.
+        """True once the rest of the answer would be ignored: it has the only tool call that it may have.
 
-        A grammar ends the answer there by itself, with the same count of tokens on every server.
+        False under a grammar, which ends the answer there itself, after the same number of tokens on every server.
         """
         return self._reader.is_done and self._request.grammar is None
 
     def begin(self) -> list[Part]:
-        """Return what a stream says before the first token."""
+        """Return the parts of a stream before the first token."""
         if self._chat:
             return [self._part({"role": "assistant", "content": ""})]
         return [self._part(self._opening)] if self._opening else []
 
     def push(self, event: Event) -> list[Part]:
-        """Take one token, and return what a stream says of it; often nothing, until a character is whole."""
+        """Add one token, and return the parts of a stream that it completes; often none, until a character is whole."""
         drawn = self._drawn_by(event)
         self._drawn += drawn
         said = self._said(event)
@@ -82,7 +83,7 @@ class Choice:
         return parts
 
     def whole(self) -> dict[str, Any]:
-        """Return the choice of a response, once the answer is over."""
+        """Return the complete choice for a response; the answer must be over."""
         assert self.output is not None, "the answer is over"
         self._offset = len(self._opening)
         logprobs = None if self._request.logprobs is None else self._logprobs(self._drawn)
@@ -92,12 +93,12 @@ class Choice:
         return {"index": self.index, **said, "logprobs": logprobs, **self._end(self.output)}
 
     def _said(self, event: Event) -> list[dict[str, Any] | str]:
-        """Return what is certain with an event: a completion's text, or a chat's deltas."""
+        """Return the new content that an event makes final: a completion's text, or a chat's deltas."""
         if not self._chat:
             text = self._after_opening(event)
             self._texts += [text] if text else []
             return [text] if text else []
-        # A mark may be a special token, which no text shows. What text comes with it was held back before it.
+        # A mark may be a special token, which has no text. The event's text was held back before it, so it goes first.
         new = self._reader.feed(event.text + self._marks.get(event.token_id, ""))
         if event.output is not None:
             new += self._reader.finish()
@@ -105,13 +106,13 @@ class Choice:
         return [chunk_of(delta) for delta in new]
 
     def _after_opening(self, event: Event) -> str:
-        """Return an event's text; the first of an answer has its token's space, which it has only after a text."""
+        """Return an event's text; the answer's first one gets its token's leading space if `opening` precedes it."""
         begins = bool(event.text and self._opening and not self._texts and event.text[0] != " ")
         space = " " if begins and self._model.spelling.text(event.token_id).startswith(" ") else ""
         return space + event.text
 
     def _drawn_by(self, event: Event) -> list[Drawn]:
-        """Return the event's token, if its log-probability is wanted; the token that ends an answer has no text."""
+        """Return the event's token if its log-probability is requested; the token that ends an answer is left out."""
         ended = event.output is not None and event.output.finish_reason == "stop" and event.token_id in self._ends
         return [] if event.logprobs is None or ended else [Drawn(event.token_id, event.logprobs)]
 
@@ -138,7 +139,7 @@ class Choice:
 
 
 def kept_by(output: Output) -> dict[str, Any]:
-    """Return what an answer's caches hold at its end, what of it another process sent, and the answer's proof."""
+    """Return the tokens that an answer's caches hold at its end, the bytes received for them, and the proof."""
     kept: dict[str, Any] = {
         "logical_tokens": output.logical_length,
         "kept_tokens_per_cache": round(mean(output.physical_lengths), 1),

@@ -1,4 +1,4 @@
-"""Responses and the chunks of streams, as OpenAI's API writes them, around the choices that they hold."""
+"""Responses and stream chunks in the form of OpenAI's API, made of choices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {
 
 
 class Documents:
-    """The documents of one response, which have its id in common."""
+    """Makes the JSON documents of one response, which share its id."""
 
     def __init__(self, endpoint: Endpoint, model: ServedModel) -> None:
         prefix, self._whole, self._chunk = _NAMES[endpoint]
@@ -32,22 +32,22 @@ class Documents:
         }
 
     def response(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the response, once all its answers are over."""
+        """Return the complete response; all answers must be over."""
         written = [choice.whole() for choice in choices]
         return {**self._common, "object": self._whole, "choices": written, "usage": usage(choices)}
 
     def chunk(self, parts: Sequence[Part], *, with_usage: bool) -> dict[str, Any]:
-        """Return a chunk; in a stream that ends with its usage, every other chunk says that it has none."""
+        """Return a chunk; `with_usage` adds a null `usage`, which a stream needs if its last chunk has the usage."""
         chunk = {**self._common, "object": self._chunk, "choices": list(parts)}
         return {**chunk, "usage": None} if with_usage else chunk
 
     def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the last chunk of a stream, which says what was counted."""
+        """Return the last chunk of a stream, which has the usage and no choices."""
         return {**self._common, "object": self._chunk, "choices": [], "usage": usage(choices)}
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return the tokens that were read and drawn: a prompt counts once, however many answers it has."""
+    """Return the numbers of prompt and answer tokens; a prompt counts once, however many answers it has."""
     outputs: list[Output] = [choice.output for choice in choices if choice.output is not None]
     by_prompt = {choice.prompt: choice.output for choice in choices if choice.output is not None}
     read = sum(len(output.prompt_token_ids) for output in by_prompt.values())

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API writes them, with its types and codes."""
+"""Errors in the form of OpenAI's API, with its types and codes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ NO_FIELD = "unknown_parameter"
 NOT_SUPPORTED = "unsupported_parameter"
 WRONG_KEY = "invalid_api_key"
 _LONGEST_PARAM = 100
-"""Characters; the name of a field may be anything."""
+"""The number of characters of a field's name that an error shows; a client may send a name of any length."""
 _STATUSES: dict[Reason, int] = {"invalid": 400, "busy": 503, "too late": 503, "cancelled": 503, "failed": 500}
 
 
 class ApiError(Exception):
-    """A request that gets no answer: an HTTP status, and the one line that the client reads."""
+    """The error of a request that gets no answer: an HTTP status, and one line for the client."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.status, self.message, self.code = status, one_line(message), code
-        """`code` is OpenAI's word for the error, where it has one."""
+        """`code` is OpenAI's code of the error; None if it has none."""
         self.param = None if param is None else param[:_LONGEST_PARAM]
-        """The field that is wrong, where it is one."""
+        """The name of the wrong field; None if no single field is wrong."""
         super().__init__(self.message)
 
     @property
@@ -35,7 +35,7 @@ class ApiError(Exception):
 
 
 def refused(message: str, param: str | None = None, *, code: str | None = None) -> ApiError:
-    """Return the error for a request that cannot be right."""
+    """Return the error, with status 400, for a request that is wrong in itself."""
     return ApiError(400, message, param=param, code=code)
 
 

@@ -1,7 +1,7 @@
-"""Every field of a request to OpenAI's endpoints, with vLLM's common extras, and what becomes of it.
+"""The table of all fields of requests to OpenAI's endpoints, with vLLM's common extras, and the fate of each.
 
-A field works, has no effect on any answer, or is refused with a sentence that says what to do. A name that is not here
-is refused, too. The answer rules follow from their own table (`runtime/answer_rules.py`).
+A field works, has no effect on any answer, or is refused with a sentence that says what to do. A name that is not in
+the table is refused, too. The answer rules come from their own table (`runtime/answer_rules.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvc_trt.serving.protocol.errors import NO_FIELD, NOT_SUPPORTED, ApiError, r
 
 
 class Endpoint(Enum):
-    """An endpoint, by its path."""
+    """An endpoint; its value is its path."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
 
 
 class Fate(Enum):
-    """The fate of a field."""
+    """The treatment of a field in a request."""
 
     WORKS = "works"
     NO_EFFECT = "no effect"
@@ -38,20 +38,20 @@ COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
 
 @dataclass(frozen=True)
 class Field:
-    """One name that a request may hold."""
+    """One field of a request."""
 
     name: str
     fate: Fate
     words: str
-    """Its effect, why it has none, or what to do in its place."""
+    """The field's effect, the reason that it has none, or what a client should do instead."""
     endpoints: frozenset[Endpoint] = BOTH
     harmless: tuple[object, ...] = ()
-    """Values of a refused field that ask for nothing, and pass."""
+    """Values of a refused field that are accepted, because they ask for nothing."""
     rule: Rule | None = None
-    """The answer rule that it gives."""
+    """The answer rule that the field sets; None for other fields."""
 
     def check(self, value: object) -> None:
-        """Raise ApiError for a value of a refused field that asks for something."""
+        """Raise ApiError if the field is refused, unless the value is harmless."""
         if self.fate is Fate.REFUSED and not any(value == one and type(value) is type(one) for one in self.harmless):
             raise refused(
                 f"{self.name} is not supported, found {describe(value)}: {self.words}", self.name, code=NOT_SUPPORTED
@@ -71,7 +71,7 @@ def _refused(name: str, words: str, *harmless: object, endpoints: frozenset[Endp
 
 
 _BY_ENDPOINT = ("logprobs",)
-"""Rules whose field has another type in each endpoint."""
+"""Rules whose field has a different type at each endpoint."""
 _OF_TEXT = "the model reads and writes text alone"
 _OF_TOKENS = "/tokenize returns the tokens of a text"
 _OF_GRAMMARS = "response_format, guided_regex, guided_choice or guided_grammar"
@@ -174,9 +174,9 @@ FIELDS: Mapping[Endpoint, Mapping[str, Field]] = MappingProxyType({one: _of(one)
 
 
 def given_fields(body: Mapping[str, object], endpoint: Endpoint) -> dict[str, object]:
-    """Return the fields of a body that ask for something; null is what was not given.
+    """Return the fields of a body that have an effect; a null value counts as not given.
 
-    Raises ApiError, naming the field as the client wrote it, for one that is unknown or asks for what is refused.
+    Raises ApiError, naming the field as the client wrote it, for unknown fields and refused ones.
     """
     known, found = FIELDS[endpoint], {}
     for name, value in body.items():

@@ -1,4 +1,4 @@
-"""The grammar that an answer has to follow, from any of the fields by which OpenAI's and vLLM's clients give one."""
+"""Read the grammar of an answer from any of the fields in which OpenAI's and vLLM's clients give one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _KINDS: Mapping[str, Callable[[Any], Grammar]] = {
     "choice": Grammar.choice,
     "grammar": Grammar.lark,
 }
-"""vLLM's kinds: fields of `structured_outputs`, and, after `guided_`, fields of a request."""
+"""vLLM's kinds of grammars: fields of `structured_outputs` and, with the prefix `guided_`, fields of a request."""
 GUIDED = tuple(f"guided_{kind}" for kind in _KINDS)
 FORMAT, STRUCTURED = "response_format", "structured_outputs"
 
 
 def grammar_of(given: Mapping[str, Any]) -> Grammar | None:
-    """Return the grammar of a request; ApiError for several of them, and for one that cannot be right."""
+    """Return the grammar of a request, None without one; ApiError for several grammars, and for an invalid one."""
     found: dict[str, Grammar] = {}
     for name in (FORMAT, STRUCTURED, *GUIDED):
         if name in given:

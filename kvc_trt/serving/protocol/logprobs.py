@@ -1,4 +1,4 @@
-"""Log-probabilities of an answer's tokens, in the form of each endpoint, and the texts of single tokens."""
+"""Write the log-probabilities of an answer's tokens in the form of each endpoint, with the text of each token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNDECIDED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Spelling:
-    """The text of each token as it stands in an answer, where a decoder of one token would drop its leading space."""
+    """The text of each token inside of an answer: decoded alone, a token would lose its leading space."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -23,7 +23,7 @@ class Spelling:
         self._texts: dict[int, str] = {}
 
     def text(self, token_id: int) -> str:
-        """Return a token's text; of a part of a character, a replacement character."""
+        """Return a token's text; a replacement character for a token that is a part of a character."""
         found = self._texts.get(token_id)
         if found is None:
             whole = self._decoded([*self._before, token_id])
@@ -36,7 +36,7 @@ class Spelling:
 
 
 class Drawn(NamedTuple):
-    """A token of an answer."""
+    """A token of an answer with its log-probabilities."""
 
     token_id: int
     logprobs: TokenLogprobs

@@ -1,4 +1,4 @@
-"""A model as requests and their answers see it, whatever serves it."""
+"""The facts of a model that requests and answers need, independent of the server and of the process that runs it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class ServedModel:
     name: str
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    """None for a model that takes completions alone."""
+    """The chat template; None for a model that only takes completions."""
     limits: Limits
     end_token_ids: frozenset[int] = frozenset()
     fingerprint: str = ""
     """The engine's fingerprint."""
     tool_format: ToolFormat = field(default_factory=lambda: format_of(None))
-    """How it writes calls of tools."""
+    """The form in which the model writes tool calls."""
     made: int = 0
-    """Seconds since 1970."""
+    """The time at which the model was loaded, in seconds since 1970."""
     spelling: Spelling = field(init=False)
     special_tokens: Mapping[str, int] = field(init=False)
-    """Ids of the tokens that no text shows, by what they stand for."""
+    """The ids of special tokens, which never appear in text, by their names."""
 
     def __post_init__(self) -> None:
         added = self.tokenizer.get_added_tokens_decoder().items()
@@ -48,7 +48,7 @@ class ServedModel:
     ) -> ServedModel:
         """Return the model of an engine; InputError for one without a tokenizer.
 
-        `tool_parser` is the form of its calls (`tools.PARSERS`); None is what its chat template says.
+        `tool_parser` names the form of its tool calls (`tools.PARSERS`); None takes it from the chat template.
         """
         if engine.tokenizer is None:
             raise InputError(
@@ -62,12 +62,12 @@ class ServedModel:
 
     @property
     def context_length(self) -> int:
-        """Tokens of the longest prompt and an answer for which there is always room, together."""
+        """The largest number of tokens that a prompt and its answer may have together."""
         return min(self.limits.max_sequence_len, self.limits.max_input_len + self.limits.max_output_len)
 
     @property
     def document(self) -> dict[str, Any]:
-        """The model as `/v1/models` describes it."""
+        """The model's entry in the answer of `/v1/models`."""
         return {
             "id": self.name,
             "object": "model",

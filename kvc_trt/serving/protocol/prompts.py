@@ -1,4 +1,4 @@
-"""The token ids that a model reads for a request: of messages through its chat template, of texts, or of ids."""
+"""Make a request's prompts: the token ids of messages in the chat template, of texts, or as given."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """One prompt."""
+    """One prompt as token ids."""
 
     token_ids: tuple[int, ...]
     text: str = ""
-    """Text before its answers, where the prompt is echoed."""
+    """The prompt's text if the request wants it before its answers (`echo`); otherwise empty."""
     grammar: Grammar | None = None
     """The grammar that its answers follow."""
     rendered: str = ""
-    """The text of a chat's prompt."""
+    """A chat's messages as text, by the chat template; empty for a completion."""
 
 
 def read_prompts(asked: ApiRequest, model: ServedModel) -> list[ReadPrompt]:
-    """Return the prompts of a request, each short enough to be answered; ApiError for any that is not.
+    """Return the prompts of a request, a single one for a chat; ApiError if any is invalid or too long.
 
-    A chat has one. The template may take seconds, so no asyncio loop should wait for this.
+    The chat template may take seconds: do not call this on an asyncio loop.
     """
     try:
         if asked.endpoint is Endpoint.CHAT:
@@ -52,7 +52,7 @@ def read_prompts(asked: ApiRequest, model: ServedModel) -> list[ReadPrompt]:
 
 
 def check_length(prompt: int, answer: int | None, limits: Limits, field: str) -> None:
-    """Raise ApiError for a prompt of too many tokens, or for one that leaves no room for so long an answer."""
+    """Raise ApiError if a prompt of `prompt` tokens is too long, or leaves no room for `answer` more tokens."""
     if prompt > limits.max_input_len:
         raise refused(
             f"the prompt has {prompt} tokens, expected at most {limits.max_input_len}: this model takes no longer ones",
@@ -70,7 +70,7 @@ def check_length(prompt: int, answer: int | None, limits: Limits, field: str) ->
 
 
 def no_template(model: ServedModel) -> ApiError:
-    """Return the error of a chat with a model that was not trained for one."""
+    """Return the error of a chat with a model that has no chat template."""
     return refused(
         f"the model {model.name} has no chat template, so it takes no messages: ask {Endpoint.COMPLETIONS.value}",
         "model",

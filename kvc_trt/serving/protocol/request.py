@@ -1,4 +1,4 @@
-"""A client's request to one of OpenAI's endpoints, checked as far as no engine is needed for it."""
+"""Read a client's request to one of OpenAI's endpoints, with every check that needs no engine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kvc_trt.serving.protocol.grammars import grammar_of
 from kvc_trt.serving.protocol.tools import ToolUse, tool_use
 
 MOST_ANSWERS = 128
-"""Of one request, over all of its prompts."""
+"""The largest number of answers to one request, over all of its prompts."""
 MOST_STOPS = 4
-"""Stop texts, as in OpenAI's API."""
+"""The largest number of stop texts, as in OpenAI's API."""
 _LONGEST_ID = 20
-"""Characters of a token id, generously."""
+"""Names of `logit_bias` with fewer digits than this are read as token ids."""
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 
 Prompt: TypeAlias = "str | tuple[int, ...]"
@@ -31,34 +31,37 @@ Prompt: TypeAlias = "str | tuple[int, ...]"
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """A client's request. A chat has `messages`, a completion `prompts`."""
+    """A client's request. A chat has `messages`, a completion has `prompts`."""
 
     endpoint: Endpoint
     model: str
     rules: Request = field(default_factory=lambda: Request(()))
-    """All of each answer's request but its prompt."""
+    """The request of each answer, without its prompt."""
     prompts: tuple[Prompt, ...] = ()
-    """Texts, or token ids, which are unchecked."""
+    """Texts, or unchecked token ids."""
     messages: list[Any] = field(default_factory=list)
-    """Unchecked: the chat template's own reader does it."""
+    """The conversation, unchecked; `ChatTemplate.render` checks it."""
     tools: ToolUse = field(default_factory=ToolUse)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     opens_answer: bool = True
     """True if the chat template opens the assistant's answer."""
     n: int = 1
-    """Answers to each prompt."""
+    """The number of answers to each prompt."""
     priority: int = 0
-    """As in vLLM: requests of a lower value are answered before others that wait."""
+    """Among waiting requests, the one with the lowest value is answered first, as in vLLM."""
     is_salted: bool = False
-    """True if its prompts must share nothing with those of others."""
+    """True if the prompts must share no cached prefix with other requests (`cache_salt`)."""
     stream: bool = False
     include_usage: bool = False
-    """True if a stream ends with what was counted."""
+    """True if the last chunk of the stream has the usage."""
     echo: bool = False
-    """True if each prompt goes before its answers."""
+    """True if each answer begins with its prompt."""
 
     def of_answer(self, prompt: tuple[int, ...], index: int, grammar: Grammar | None = None) -> Request:
-        """Return the request of answer `index` (of `n`) to a prompt's token ids. Equal seeds would draw equal ones."""
+        """Return the request of answer `index` (of `n`) to a prompt; a given seed is raised by `index`.
+
+        With equal seeds, all answers to a prompt would be equal.
+        """
         sampling = self.rules.sampling
         if index and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + index) % (1 << 64))
@@ -66,7 +69,7 @@ class ApiRequest:
 
 
 def parse(body: Mapping[str, object], endpoint: Endpoint) -> ApiRequest:
-    """Return the request of a JSON object; ApiError, naming the field that is wrong, with status 400."""
+    """Return the request in a JSON object; ApiError with status 400, naming the field, if one is wrong."""
     given = given_fields(body, endpoint)
     chat = endpoint is Endpoint.CHAT
     for name in ("model", "messages" if chat else "prompt"):
@@ -100,7 +103,7 @@ def parse(body: Mapping[str, object], endpoint: Endpoint) -> ApiRequest:
 
 
 def _plain(given: Mapping[str, object], name: str, kind: Kind, default: Any) -> Any:
-    """Return a field's value as one plain type."""
+    """Return a field's value as the Python type of `kind`, or the default; ApiError for another type."""
     if name not in given:
         return default
     try:
@@ -114,7 +117,7 @@ def _switch(given: Mapping[str, object], name: str, default: bool = False) -> bo
 
 
 def _rules(given: Mapping[str, object], endpoint: Endpoint) -> Request:
-    """Return the answer rules of a request, by the names of the endpoint's fields."""
+    """Return the answer rules that a request's fields set, as a request without a prompt."""
     rules: dict[str, Any] = {}
     for name, one in FIELDS[endpoint].items():
         rule = one.rule
@@ -145,14 +148,14 @@ def _rules(given: Mapping[str, object], endpoint: Endpoint) -> Request:
 
 
 def _spelled(kind: Kind, value: object) -> object:
-    """Return a value with integers for the names of JSON's objects where they are token ids."""
+    """Return a value; for biases, with the names of a JSON object turned into integer token ids."""
     if kind is not Kind.BIASES or not isinstance(value, dict):
         return value
     return {int(name) if name.isdecimal() and len(name) < _LONGEST_ID else name: one for name, one in value.items()}
 
 
 def _length(given: Mapping[str, object], rules: Mapping[str, Any]) -> dict[str, int]:
-    """Return the longest answer, under either of its names."""
+    """Return the longest answer if given as `max_completion_tokens`; ApiError if `max_tokens` contradicts it."""
     newer, older = _LENGTHS
     if newer not in given:
         return {}
@@ -165,7 +168,7 @@ def _length(given: Mapping[str, object], rules: Mapping[str, Any]) -> dict[str, 
 
 
 def _logprobs(given: Mapping[str, object], endpoint: Endpoint) -> int | None:
-    """Return of how many of the most likely tokens to return log-probabilities; None returns none."""
+    """Return the number of most likely tokens whose log-probabilities are returned; None returns none at all."""
     rule = RULES["logprobs"]
     if endpoint is Endpoint.CHAT and not _switch(given, "logprobs"):
         if "top_logprobs" in given:
@@ -205,7 +208,7 @@ def _tools(given: Mapping[str, object], rules: Request) -> ToolUse:
 
 
 def field_of(error: KvcError, default: str) -> str:
-    """Return the field of a chat that an error's message opens with, if it does."""
+    """Return the chat field that an error's message begins with; `default` if it begins with none."""
     name = re.split(r"[ :]", error.message, maxsplit=1)[0]
     return name if name in FIELDS[Endpoint.CHAT] else default
 
@@ -224,7 +227,7 @@ def _variables(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _prompts(given: object) -> tuple[Prompt, ...]:
-    """Return one prompt, or each of a list of them."""
+    """Return a completion's prompts from its `prompt` field: one prompt, or a list of several."""
     if isinstance(given, list) and given and not is_integer(given[0]):
         if len(given) > MOST_ANSWERS:
             raise refused(f"prompt: {len(given)} prompts, expected at most {MOST_ANSWERS}", "prompt")

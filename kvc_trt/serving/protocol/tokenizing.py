@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: the tokens of a text or a conversation, and back."""
+"""vLLM's `/tokenize` and `/detokenize`: turn a text or a conversation into token ids, and token ids into text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 16 << 20
 
 
 def tokenized(body: Mapping[str, object], model: ServedModel) -> dict[str, Any]:
-    """Return the tokens of `prompt`, or of the prompt for `messages`; ApiError for a body that has neither, or both."""
+    """Return the token ids of `prompt`, or of `messages` in the chat template; ApiError for neither or both of them."""
     given = _given(body, TOKENIZE)
     if ("prompt" in given) == ("messages" in given):
         raise refused("expected either prompt or messages")
@@ -34,7 +34,7 @@ def tokenized(body: Mapping[str, object], model: ServedModel) -> dict[str, Any]:
 
 
 def detokenized(body: Mapping[str, object], model: ServedModel) -> dict[str, Any]:
-    """Return the text of `tokens`; ApiError for anything that is not a list of the model's token ids."""
+    """Return the text of `tokens`; ApiError if they are not a list of the model's token ids."""
     given = _given(body, DETOKENIZE)
     if "tokens" not in given:
         raise refused("tokens is missing", "tokens")

@@ -1,4 +1,4 @@
-"""config.pbtxt of an exported model: complete, so that Triton need not ask the model for anything that is missing."""
+"""Write config.pbtxt of an exported model, complete, so that Triton need not ask the model to complete it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
 
 VERSION = 1
-"""The model's only version, whose directory holds all of it."""
+"""The model's only version; its directory holds the whole model."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _HEADING = """\
 # Written by kvc-trt. One request is one prompt, hence max_batch_size 1; the model itself answers many of them together.
@@ -28,19 +28,19 @@ _HEADING = """\
 
 @dataclass(frozen=True)
 class WarmupTensor:
-    """A tensor of the request that comes before all others: its type, and its content as Triton reads it."""
+    """A tensor of the warm-up request: its type, and its content as Triton reads it from a file."""
 
     of_type: TensorType
     content: bytes
 
     @classmethod
     def tokens(cls, ids: list[int], *dims: int) -> WarmupTensor:
-        """An INT32 tensor, of one dimension unless `dims` says otherwise."""
+        """Return an INT32 tensor of shape `dims`, by default [number of ids]."""
         return cls(TensorType("INT32", dims or (len(ids),)), np.array(ids, np.int32).tobytes())
 
     @classmethod
     def text(cls, text: str) -> WarmupTensor:
-        """A STRING tensor: four bytes of length, and the text."""
+        """Return a STRING tensor of one text: its length in four bytes, and its UTF-8 bytes."""
         encoded = text.encode()
         return cls(TensorType("STRING"), len(encoded).to_bytes(4, "little") + encoded)
 
@@ -59,7 +59,7 @@ class PythonModel:
         """Return the text of config.pbtxt."""
         config = new_model_config(self.name, self.inputs, self.outputs)
         config.backend = "python"
-        # Text is made to tokens at once; whatever runs an engine answers later, and often.
+        # Steps that convert text answer at once; models that run an engine answer later and send several responses.
         config.model_transaction_policy.decoupled = isinstance(self.settings, ModelSettings)
         config.instance_group.add(count=1, kind="KIND_MODEL")
         for name, value in (_said(engine) | self.settings.parameters()).items():
@@ -76,7 +76,7 @@ class PythonModel:
 
 
 def check_model_name(name: str) -> str:
-    """Return a model's name, which is also its directory's; InputError for one that could be something else there."""
+    """Return a model's name, which is also its directory's; InputError for one that is unsafe as a directory name."""
     if not _NAME.fullmatch(name) or ".." in name:
         raise InputError(
             f"{describe(name)} is not a name for a model: expected letters, digits, '_', '-' and single dots",
@@ -86,8 +86,10 @@ def check_model_name(name: str) -> str:
 
 
 def new_model_config(name: str, inputs: Mapping[str, TensorType], outputs: Mapping[str, TensorType]) -> Any:
-    """Return a ModelConfig message with what every model has. A request is one prompt, and every input is optional:
-    the model itself says what is missing, which Triton notices only sometimes.
+    """Return a ModelConfig message with the fields that every model has.
+
+    A request is one prompt. Every input is optional, because Triton does not always notice a missing one, and the model
+    itself does.
     """
     config = new_config()
     config.name, config.max_batch_size = check_model_name(name), 1

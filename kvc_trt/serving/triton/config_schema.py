@@ -1,7 +1,7 @@
 """The part of Triton's ModelConfig that an exported model uses, as protobuf messages made here.
 
-`config.pbtxt` is text, in which fields go by name: their numbers are those of Triton's model_config.proto, but nothing
-is ever read or written by them (docs/decisions/0024-config-pbtxt.md).
+`config.pbtxt` is text with fields by name. Their numbers are those of Triton's model_config.proto, but nothing is ever
+read or written by number (docs/decisions/0024-config-pbtxt.md).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MESSAGES = {
                     (4, "count", "uint32")],
     "WarmupInput": [(1, "data_type", "DataType"), (2, "dims", "repeated int64"), (5, "input_data_file", "string")],
 }  # fmt: skip
-"""Message -> its fields: number, name and type. A map is from texts."""
+"""Message -> its fields: number, name and type. The keys of a map are strings."""
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     "string": _Field.TYPE_STRING,
@@ -59,7 +59,7 @@ def new_config() -> Any:
 
 
 def config_text(config: Any) -> str:
-    """Return the text of config.pbtxt, after parsing it again."""
+    """Return the text of config.pbtxt, checked by parsing it again."""
     text = str(text_format.MessageToString(config))
     if parsed(text) != config:
         raise AssertionError("the text of config.pbtxt does not say what was meant")
@@ -67,7 +67,7 @@ def config_text(config: Any) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Return the ModelConfig message of a config.pbtxt that an export has written; InputError for any other text."""
+    """Return the ModelConfig message of an exported config.pbtxt; InputError for a text that does not parse."""
     try:
         return text_format.Parse(text, new_config())
     except text_format.ParseError as error:

@@ -1,7 +1,7 @@
 """Find a tritonserver on this machine, and the environment that it needs to run Python models.
 
-The wheel `nvidia-pytriton`, which `make triton-env` installs, holds a whole server, but no backend directory that the
-server could read as it is, and its Python models need the shared library of their environment's Python.
+The wheel `nvidia-pytriton`, which `make triton-env` installs, holds a whole server, but not in the layout of a backend
+directory, and its Python models need the shared library of their environment's Python.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from kvc_trt.errors import UnsupportedEnvironment
 
 ENVIRONMENT = "KVC_TRT_TRITON"
-"""Names the environment of `make triton-env`, where it is elsewhere than in build/triton."""
+"""The variable with the path of the environment of `make triton-env`, if that is not build/triton."""
 INSTALL = "make triton-env"
 _LIBRARY = "import sysconfig as s; print(s.get_config_var('Py_ENABLE_SHARED'), s.get_config_var('LIBDIR'))"
 
@@ -28,18 +28,18 @@ class Installation:
 
     server: Path
     environment: Path | None = None
-    """The virtual environment that holds it; None for one that was found on the PATH, with Python models of its own."""
+    """The virtual environment that holds the server; None for one on the PATH, which has its own Python backend."""
 
     def arguments(self, directory: Path) -> list[str]:
-        """Return the beginning of its command line. What it needs for that is made in `directory`."""
+        """Return the beginning of the server's command line; its backend directory is made in `directory`."""
         if self.environment is None:
             return [str(self.server)]
         return [str(self.server), f"--backend-directory={_backends(self.environment, self.server, directory)}"]
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return its environment variables: those `given`, and what lets its Python models find their Python.
+        """Return the server's environment variables: those `given`, and those by which its models find their Python.
 
-        Raises UnsupportedEnvironment where that has no shared library.
+        Raises UnsupportedEnvironment if that Python has no shared library.
         """
         if self.environment is None:
             return dict(given)
@@ -50,10 +50,10 @@ class Installation:
 
 
 def find_triton(given: Mapping[str, str] | None = None) -> Installation:
-    """Return a tritonserver of this machine; UnsupportedEnvironment, with what installs one, where there is none.
+    """Return a tritonserver of this machine; UnsupportedEnvironment, with the command to install one, if there is none.
 
-    It searches $KVC_TRT_TRITON, the environment that runs this, build/triton, and the PATH. `given`
-    are the environment variables (None: this process's).
+    It searches $KVC_TRT_TRITON alone if that is set; otherwise the running environment, build/triton, and the PATH.
+    `given` are the environment variables (None: this process's).
     """
     variables = os.environ if given is None else given
     chosen = variables.get(ENVIRONMENT)
@@ -69,7 +69,7 @@ def find_triton(given: Mapping[str, str] | None = None) -> Installation:
 
 
 def _shared_library(environment: Path) -> Path:
-    """Return the directory of the shared library of an environment's Python."""
+    """Return the directory of libpython of an environment's Python; UnsupportedEnvironment if it has none."""
     python = environment / "bin" / "python"
     try:
         said = subprocess.run([python, "-c", _LIBRARY], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -85,7 +85,7 @@ def _shared_library(environment: Path) -> Path:
 
 
 def _backends(environment: Path, server: Path, directory: Path) -> Path:
-    """Make a backend directory with the Python backend and what runs models in the environment's Python."""
+    """Make a backend directory with the Python backend and the program that runs models in the environment's Python."""
     root = server.parents[1]
     version = server.parents[4].name.removeprefix("python")
     python = directory / "backends" / "python"

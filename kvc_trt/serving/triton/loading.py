@@ -20,10 +20,10 @@ from kvc_trt.serving.triton.settings import ENGINE, ModelSettings, read_settings
 
 
 def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep:
-    """Check what is beside model.py, load it, and return what answers Triton's `execute`.
+    """Check the files beside model.py, load them, and return the model that answers Triton's requests.
 
-    `pb_utils` is Triton's `triton_python_backend_utils`, `args` what it gives to `initialize`. Raises
-    TritonModelException, without a path of this machine, for what cannot answer.
+    `pb_utils` is Triton's module `triton_python_backend_utils`, `args` are the arguments of `initialize`. Raises
+    TritonModelException, whose message has no path of this machine, if the model cannot be loaded.
     """
     log_to(pb_utils.Logger)
     report_lost_files()  # the process is Triton's stub for this model alone
@@ -36,7 +36,7 @@ def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep
     except (KvcError, ServingError) as error:
         hint = getattr(error, "hint", None)
         message = f"{error.message}; {hint}" if hint else error.message
-        # Triton shows this to whoever may ask for the index of its models.
+        # Triton shows this message to every client that may list its models.
         raise pb_utils.TritonModelException(message.replace(f"{directory}/", "")) from None
 
 

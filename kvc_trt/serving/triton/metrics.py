@@ -1,7 +1,7 @@
-"""The scheduler's figures among Triton's metrics, as `kvc_trt_...`.
+"""Show the scheduler's figures among Triton's metrics, as `kvc_trt_...`.
 
-Triton takes increments, and the scheduler counts by itself, so each figure is shown by what it has grown since. A
-histogram is shown as Prometheus writes one: counters `_bucket` with the label `le`, `_sum` and `_count`.
+Triton takes increments, while the scheduler keeps totals, so each counter is advanced by its growth since the last
+report. A histogram is shown in Prometheus's form: counters `_bucket` with the label `le`, `_sum` and `_count`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvc_trt.serving.exposition import NOW, PREFIX
 
 
 class Figure(NamedTuple):
-    """One value with its name and its own label, if it has one."""
+    """One value with its name, and its own label if it has one."""
 
     name: str
     label: tuple[str, str] | None
@@ -23,7 +23,7 @@ class Figure(NamedTuple):
 
 
 def figures(found: Mapping[str, Any]) -> Iterator[Figure]:
-    """Yield the values of `Scheduler.metrics`, one by one."""
+    """Yield the values of `Scheduler.metrics` as single figures."""
     for name, value in found.items():
         full = f"{PREFIX}_{name}"
         if isinstance(value, Mapping) and "buckets" in value:
@@ -41,7 +41,7 @@ def figures(found: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 class ModelMetrics:
-    """The metrics of one model. `labels` say which it is."""
+    """The metrics of one model, which is identified by `labels`."""
 
     def __init__(self, pb_utils: Any, labels: Mapping[str, str]) -> None:
         self._pb_utils, self._labels = pb_utils, labels
@@ -50,7 +50,7 @@ class ModelMetrics:
         self._shown: dict[tuple[str, tuple[str, str] | None], float] = {}
 
     def show(self, found: Mapping[str, Any]) -> None:
-        """Bring the metrics up to date."""
+        """Update Triton's metrics to the figures `found`."""
         for figure in figures(found):
             key, metric = (figure.name, figure.label), self._metric(figure)
             grown = figure.value - self._shown.get(key, 0)

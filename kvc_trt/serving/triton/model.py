@@ -1,8 +1,8 @@
-"""The Python model in an exported repository: requests in, answers out, on Triton's terms.
+"""The Python model of an exported repository, which takes Triton's requests and sends its responses.
 
-`execute` returns at once. The scheduler's thread answers all requests together; one thread with an event loop sends
-what it answers, and looks whether clients have gone. Nothing promises that Triton still answers calls of a model that
-it is unloading: the event loop makes them only before it sends a request's last response.
+`execute` returns at once. The scheduler's thread answers all requests together; one thread with an event loop sends the
+answers, and checks whether clients have gone. Triton does not promise to answer calls of a model that it is unloading,
+so the event loop calls it only before it sends a request's last response.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ _METRICS_SECONDS = 0.5
 
 
 ReadRequest = Callable[[Any], tuple[ServedRequest, WriteOutputs]]
-"""Reads Triton's request, and returns it with what writes the tensors of its answer; InputError for a wrong one."""
+"""Read Triton's request, and return it with a function that writes its answer's tensors; InputError if it is wrong."""
 
 
 class Cancellable(Protocol):
-    """An answer that can be ended."""
+    """An answer that can be cancelled."""
 
     def cancel(self) -> None:
-        """End it."""
+        """Cancel the answer."""
 
 
 class ServedModel:
-    """One engine that answers. `pb_utils` is Triton's `triton_python_backend_utils`, `args` what it gives to
-    `initialize`; `read` says how requests and answers are written.
+    """One engine that answers Triton's requests.
+
+    `pb_utils` is Triton's module `triton_python_backend_utils`, `args` are the arguments of `initialize`, and `read`
+    reads requests.
     """
 
     def __init__(self, pb_utils: Any, args: Mapping[str, str], engine: ServedEngine, read: ReadRequest) -> None:
@@ -49,14 +51,14 @@ class ServedModel:
         self._metrics = ModelMetrics(pb_utils, {"model": args["model_name"], "version": args["model_version"]})
         self._metrics.show(self._served.metrics())
         self._unanswered = 0
-        """Requests whose last response was not sent; of the event loop's thread."""
+        """The number of requests whose last response was not sent yet; used by the event loop's thread alone."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvc-trt answers", daemon=True)
         self._thread.start()
         self._counting = asyncio.run_coroutine_threadsafe(self._count(), self._loop)
 
     def execute(self, requests: Iterable[Any]) -> None:
-        """Take requests; an error in one goes to its client alone."""
+        """Submit requests to the engine; an error in one goes to its client alone."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -67,7 +69,7 @@ class ServedModel:
                 asyncio.run_coroutine_threadsafe(self._reply(asked, write, answer, sender), self._loop)
 
     def close(self) -> None:
-        """Answer what has been asked, and end."""
+        """Answer all accepted requests, then end; blocks until then."""
         self._served.close(drain=True)
         self._counting.cancel()
         asyncio.run_coroutine_threadsafe(_all_others(), self._loop).result()
@@ -99,7 +101,7 @@ class ServedModel:
             else:
                 piece = await answer.whole()
             last = response(self._pb_utils, write(piece, answer.input_tokens))
-        except Exception as error:  # of its own request only
+        except Exception as error:  # an error must not reach other requests
             failed = serving_error(error)
         watching.cancel()
         if self._unanswered == 1:
@@ -111,14 +113,14 @@ class ServedModel:
             sender.send(last, flags=self._final)
 
     def _show(self) -> None:
-        """Show the figures. An answer does not wait for ever because they cannot be shown."""
+        """Update the metrics; a failure is logged, so that it cannot keep an answer from ending."""
         try:
             self._metrics.show(self._served.metrics())
         except Exception:
             LOG.exception("the metrics cannot be shown")
 
     async def _fail(self, sender: Any, error: ServingError, begun: bool) -> None:
-        """End an answer that could not be finished; `begun` says whether a part of it was sent."""
+        """Send the error of an answer that could not be completed; `begun` says whether a part of it was sent."""
         self._refuse(sender, error)
 
     @property
@@ -137,7 +139,7 @@ class ServedModel:
 
 
 async def cancel_when_gone(sender: Any, answer: Cancellable) -> None:
-    """Cancel an answer once its client has gone; to be cancelled itself once the answer is over."""
+    """Wait until a client has gone, then cancel its answer; the caller cancels this task once the answer is over."""
     while not sender.is_cancelled():
         await asyncio.sleep(_LOOK_SECONDS)
     answer.cancel()

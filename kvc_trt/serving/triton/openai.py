@@ -1,7 +1,7 @@
-"""OpenAI's API through tensors: `openai_request` holds the body of a request, `openai_response` what is answered.
+"""OpenAI's API through tensors: `openai_request` holds the body of a request, `openai_response` that of a response.
 
-A chat has `messages`, anything else is a completion. An answer is one response with a JSON document, or in a stream one
-for each chunk; `openai_status` is the status that a server of HTTP would give it.
+A request with `messages` is a chat, any other a completion. An answer is one response with a JSON document, or in a
+stream one response for each chunk; `openai_status` is the status that an HTTP server would send.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
+
+from typing_extensions import override
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.request import Request
@@ -36,7 +38,7 @@ from kvc_trt.serving.triton.tensors import (
 
 
 class OpenAiModel(ServedModel):
-    """One engine that answers texts, tokens, and bodies of OpenAI's API."""
+    """One engine that answers requests with text, with token ids, or with a body of OpenAI's API."""
 
     def __init__(self, pb_utils: Any, args: Mapping[str, str], engine: ServedEngine) -> None:
         super().__init__(pb_utils, args, engine, read_request)
@@ -44,8 +46,8 @@ class OpenAiModel(ServedModel):
         if engine.engine.directory.tokenizer is not None:
             self._api = ApiModel.of(args["model_name"], engine.engine.directory, engine.limits, int(time.time()))
 
+    @override
     def execute(self, requests: Iterable[Any]) -> None:
-        """Take requests, of either kind."""
         for request in requests:
             if all(tensor.name() != OPENAI_REQUEST for tensor in request.inputs()):
                 super().execute([request])
@@ -59,7 +61,7 @@ class OpenAiModel(ServedModel):
             asyncio.run_coroutine_threadsafe(answering, self._loop)
 
     async def _answer(self, given: dict[str, object] | InputError, microseconds: int, sender: Any) -> None:
-        """Send the documents of an answer; the last one says that it is the last."""
+        """Send the documents of an answer, the last one with the flag that ends Triton's request."""
         self._unanswered += 1
         status, waiting = 200, None
         try:
@@ -67,7 +69,7 @@ class OpenAiModel(ServedModel):
                 if waiting is not None:
                     sender.send(self._response(status, waiting))
                 waiting = document
-        except Exception as error:  # of its own request only
+        except Exception as error:  # an error must not reach other requests
             if waiting is not None:
                 sender.send(self._response(status, waiting))
             failed = _failure(error)
@@ -94,7 +96,7 @@ class OpenAiModel(ServedModel):
             asked.cancel()
 
     def _asked(self, given: dict[str, object] | InputError, microseconds: int) -> Asked:
-        """Read a body and submit what it asks for; ApiError and ServingError where that cannot be."""
+        """Read a body and submit its request; ApiError if it is invalid, ServingError if the engine refuses it."""
         if isinstance(given, InputError):
             raise given
         body = given.pop(OPENAI_REQUEST)
@@ -114,30 +116,30 @@ class OpenAiModel(ServedModel):
 
 
 class _Within:
-    """An engine whose answers have to be whole within so many seconds; None lets them take their time."""
+    """An engine whose answers must be complete within `seconds` seconds; None sets no limit."""
 
     def __init__(self, engine: ServedEngine, seconds: float | None) -> None:
         self._engine, self._seconds = engine, seconds
 
     @property
     def most_answers(self) -> int:
-        """Answers that may run and wait at once."""
+        """The largest number of answers that may run and wait at once."""
         return self._engine.most_answers
 
     @property
     def shares_prompts(self) -> bool:
-        """True if a prompt may begin with what the caches hold of another one."""
+        """True if a prompt may reuse the cached prefix of another request's prompt."""
         return self._engine.shares_prompts
 
     def take(self, request: Request, *, priority: int = 0) -> Ticket:
-        """Take a request, as `ServedEngine.take`."""
+        """Take a request as `ServedEngine.take` does, with this object's time limit."""
         return self._engine.take(request, priority=priority, seconds=self._seconds)
 
     async def begin(self, answers: Any) -> None:
         """Return at once, as `ServedEngine.begin`."""
 
     async def answers(self) -> bool:
-        """Return whether a request of one token is answered, as `ServedEngine.answers`."""
+        """Return whether a one-token request succeeds or the engine is busy, as `ServedEngine.answers`."""
         return await self._engine.answers()
 
 

@@ -1,4 +1,4 @@
-"""Write an engine into a Triton repository: whole or not at all, and with nothing in it that says where it is.
+"""Write an engine into a Triton repository, whole or not at all; no file in it contains a path of this machine.
 
 REPO/NAME/config.pbtxt        which engine, its inputs and outputs
 REPO/NAME/1/model.py          imports kvc_trt, nothing more
@@ -43,16 +43,14 @@ class RepositoryModel:
     config: str
     """The text of config.pbtxt."""
     files: Mapping[str, HeldFile | bytes] = field(default_factory=dict)
-    """Files beside model.py, by their path there, or their content; a model of other models has none, and no model.py
-    either."""
+    """Files or contents to write beside model.py, by their paths there; an ensemble has none, and no model.py."""
     warmup: Mapping[str, WarmupTensor] = field(default_factory=dict)
 
 
 def export_model(engine: EngineDirectory, repository: Path, name: str, settings: ServingSettings | None = None) -> Path:
-    """Write REPOSITORY/NAME and return its path; the repository is made where there is none.
+    """Write REPOSITORY/NAME and return its path; the repository is made if it does not exist.
 
-    Raises InputError for a name that Triton could misread, and for one that is taken; UnsupportedEnvironment for a disk
-    that is full.
+    Raises InputError for a name that is unsafe or taken; UnsupportedEnvironment if the disk is full.
     """
     check_model_name(name)
     warmup = _warmup(engine)
@@ -64,20 +62,20 @@ def export_model(engine: EngineDirectory, repository: Path, name: str, settings:
 
 
 def engine_files(engine: EngineDirectory) -> dict[str, HeldFile | bytes]:
-    """Return the files of an engine by their path beside model.py."""
+    """Return the files of an engine by their paths beside model.py."""
     files = {f"{ENGINE}/{name}": file for name, file in engine.held.items()}
     return {f"{ENGINE}/{MANIFEST_FILE}": sealed(engine.manifest.to_json()), **files}
 
 
 def write_models(repository: Path, models: Sequence[RepositoryModel], instead: str) -> list[Path]:
-    """Write models into a repository, the last one of them last, and return their paths.
+    """Write models into a repository in their order, and return their paths.
 
-    Where the last one is missing, others are kept if they are the same byte for byte: a killed process left them.
-    Raises InputError, with `instead` as what to do, for a name that is taken; nothing is written then.
+    If the last one is missing, existing others are kept if they are equal byte for byte: a killed process left them.
+    Raises InputError with `instead` in its hint for any other name that is taken, before anything is written.
     """
     targets = [writable_target(repository / model.name) for model in models]
     with contextlib.ExitStack() as stack:
-        # What is entered last is put in place first.
+        # The directory that is entered last is put in place first.
         for model, target in reversed(list(zip(models, targets, strict=True))):
             if not os.path.lexists(target):
                 _write(model, stack.enter_context(new_directory(target)))
@@ -87,7 +85,7 @@ def write_models(repository: Path, models: Sequence[RepositoryModel], instead: s
 
 
 def _is_written(model: RepositoryModel, target: Path) -> bool:
-    """Return whether `target` is the model, byte for byte."""
+    """Return whether the directory `target` equals the model byte for byte."""
     with unfinished_directory(target) as directory:
         _write(model, directory)
         names = listing(directory)
@@ -113,7 +111,7 @@ def _write(model: RepositoryModel, directory: Path) -> None:
 
 
 def _warmup(engine: EngineDirectory) -> dict[str, WarmupTensor]:
-    """Return the first request: text if the engine can read it, and how many tokens it wants."""
+    """Return the tensors of the warm-up request: text if the engine has a tokenizer, otherwise token ids."""
     wanted = {"max_tokens": WarmupTensor.tokens([WARMUP_TOKENS])}
     if engine.tokenizer is None or not engine.tokenizer.encode(WARMUP_TEXT).ids:
         return {"input_ids": WarmupTensor.tokens([0]), **wanted}

@@ -1,6 +1,6 @@
-"""A tritonserver on this machine over engines, until somebody ends it.
+"""Run a tritonserver for engines on this machine, until Ctrl-C or SIGTERM.
 
-It reads a model repository that stands only as long as it runs, and listens on loopback: it asks nobody for a key.
+It reads a temporary model repository, and listens on loopback alone, because it checks no API key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ADDRESS = "127.0.0.1"
 _ASK_AGAIN_SECONDS = 0.1
 _ASK_SECONDS = 30.0
 _DRAIN_SECONDS = 30
-"""For how long answers that have begun may go on after Ctrl-C."""
+"""The longest time that answers may still take after Ctrl-C."""
 _DIRECTORY = "triton-"
 _SHARED_MEMORY = Path("/dev/shm")
 _REASONS = (
@@ -43,7 +43,7 @@ _REASONS = (
 
 
 class Ports(NamedTuple):
-    """The addresses on which a server listens."""
+    """The ports on which a server listens."""
 
     http: int
     grpc: int
@@ -52,11 +52,12 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True)
 class TritonDeployment:
-    """The engines to serve, by the names under which requests ask for them."""
+    """The engines to serve, with the port and the settings of the server."""
 
     served: Sequence[tuple[str, Path]]
+    """Names of models with the directories of their engines."""
     port: int = 8000
-    """Of HTTP; gRPC and the metrics have the two after it. 0 takes three that are free."""
+    """The port of HTTP; gRPC and metrics take the next two ports. 0 takes any three free ports."""
     settings: ServingSettings = field(default_factory=ServingSettings)
 
 
@@ -72,7 +73,7 @@ class RunningTriton:
         for pid in remove_abandoned(cache_root(), _DIRECTORY):
             if not runs(pid):
                 _remove_shared(_shared_prefix(pid))
-        # In the cache, since files of an engine are linked where they are on the same disk, and copied elsewhere.
+        # In the cache directory, which is likely on the engines' disk: files are linked there, and else copied.
         self._directory = own_directory(cache_root(), _DIRECTORY)
         try:
             self._questions = dict(self._export(deployment))
@@ -84,9 +85,9 @@ class RunningTriton:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Start the server, say when every engine has answered, and end it when this process is asked to end.
+        """Start the server, tell the user when every engine has answered, and end it on Ctrl-C or SIGTERM.
 
-        Raises the error of a server that cannot start, or that dies again and again.
+        Raises the error of a server that cannot start, or that dies too often.
         """
         with asked_by_signals(self._asked_to_end):
             keeping = asyncio.create_task(self._keep())
@@ -98,7 +99,7 @@ class RunningTriton:
                 self._remove()
 
     def _asked_to_end(self) -> None:
-        if self._stop.is_set():  # asked twice: somebody is in a hurry
+        if self._stop.is_set():  # a second signal: do not wait for answers
             self._server.kill()
         self._stop.set()
 
@@ -109,11 +110,11 @@ class RunningTriton:
             raise UnsupportedEnvironment(self._reason() or error.message, hint=error.hint) from error
 
     async def _until_ready(self) -> None:
-        """Wait until every model has answered: Triton calls a model ready whose process has died."""
+        """Wait until every model has answered a request: Triton calls a model ready even if its process has died."""
         waiting = list(self._names)
         while waiting:
             reason = self._reason()
-            if reason is not None:  # without its Python Triton waits for ever
+            if reason is not None:  # Triton would wait for ever for a model process that cannot start
                 raise UnsupportedEnvironment(reason)
             waiting = [name for name in waiting if not await asyncio.to_thread(self._answers, name)]
             await asyncio.sleep(_ASK_AGAIN_SECONDS)
@@ -121,7 +122,7 @@ class RunningTriton:
         self._say(self._ready())
 
     def _answers(self, name: str) -> bool:
-        """Return whether a model answers a request of one token."""
+        """Return whether a model answers a one-token request."""
         url = f"http://{ADDRESS}:{self._ports.http}/v2/models/{name}/generate"
         body = json.dumps({"input_ids": [0], "max_tokens": 1, "ignore_eos": True}).encode()
         with contextlib.suppress(OSError, ValueError):
@@ -129,7 +130,7 @@ class RunningTriton:
         return False
 
     def _ready(self) -> str:
-        """Return what a user does next."""
+        """Return the message for the user once the server is ready, with commands to try."""
         ports, seconds = self._ports, time.monotonic() - self._started
         lines = [
             f"{', '.join(self._names)}: ready at http://{ADDRESS}:{ports.http} after {seconds:.1f} s "
@@ -141,7 +142,7 @@ class RunningTriton:
         return "\n".join(lines)
 
     def _export(self, deployment: TritonDeployment) -> list[tuple[str, dict[str, Any]]]:
-        """Write the repository, and return what each model may be asked."""
+        """Write the repository, and return a first request for each model by name."""
         from kvc_trt.serving.triton.repository import export_model
 
         questions: list[tuple[str, dict[str, Any]]] = []
@@ -164,7 +165,7 @@ class RunningTriton:
         ]  # fmt: skip
 
     def _reason(self) -> str | None:
-        """Return why the server cannot serve, if its log says so."""
+        """Return the reason in the server's log why it cannot load the models; None if there is none."""
         with contextlib.suppress(FileNotFoundError):
             log = self._server.log.read_text(errors="replace")
             for pattern in _REASONS:
@@ -174,13 +175,13 @@ class RunningTriton:
         return None
 
     def _remove(self) -> None:
-        """Remove what only this server needs, also what it leaves where it was killed."""
+        """Remove the server's directory, and the shared memory that it leaves behind if it was killed."""
         shutil.rmtree(self._directory, ignore_errors=True)
         _remove_shared(self._prefix)
 
 
 def _shared_prefix(pid: int) -> str:
-    """Return what names of shared memory begin with that belongs to the server of a process."""
+    """Return the prefix of the names of shared memory of the server that a process runs."""
     return f"kvc_{pid}_"
 
 
@@ -191,7 +192,7 @@ def _remove_shared(prefix: str) -> None:
 
 
 def _ports(first: int) -> Ports:
-    """Return three ports at which nothing listens; UnsupportedEnvironment for one that is taken."""
+    """Return three free ports, `first` and the next two or any; UnsupportedEnvironment if one is taken."""
     wanted = (0, 0, 0) if first == 0 else (first, first + 1, first + 2)
     with contextlib.ExitStack() as stack:
         found = []
@@ -210,6 +211,6 @@ def _ports(first: int) -> Ports:
 
 
 def serve_triton(deployment: TritonDeployment, installation: Installation, say: Callable[[str], None]) -> None:
-    """Run a server until this process is asked to end."""
+    """Run a server until Ctrl-C or SIGTERM."""
     running = RunningTriton(deployment, installation, say)
     asyncio.run(running.run())

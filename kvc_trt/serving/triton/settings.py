@@ -13,7 +13,7 @@ Role = Literal["model", "engine", "preprocessing", "postprocessing"]
 """model: text or tokens in, text out. The others are steps of an ensemble (`family/`)."""
 ROLES: tuple[Role, ...] = get_args(Role)
 ENGINE, TOKENIZER = "engine", "tokenizer.json"
-"""Directory of the engine and file of a step's tokenizer, beside model.py."""
+"""The directory of the engine, and the file of a text step's tokenizer, beside model.py."""
 DIGEST, TOKENIZER_DIGEST = "engine_sha256", "tokenizer_sha256"
 _NUMBERS = {"rows": int, "queue_limit": int, "memory_bytes": int, "prefix_bytes": int, "threads": int}
 _SWITCHES = dict.fromkeys(("kv_proofs", "sealed"), {"True": True, "False": False}.__getitem__)
@@ -21,7 +21,7 @@ _READ: Mapping[str, Callable[[str], object]] = {**_NUMBERS, **_SWITCHES, "prefil
 _LENGTHS = {"max_input_len": int, "max_output_len": int}
 _LARGEST = 2**63 - 1
 _SAID = ("role", "kvc_trt_version", "kv_policy", "kv_token_budget")
-"""The role, and what is written for people."""
+"""Parameters of the role, and for people to read."""
 _OF_TRITON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """Parameters that Triton's own Python backend reads."""
 
@@ -31,12 +31,12 @@ class ModelSettings:
     """The parameters of a model that runs an engine."""
 
     digest: str
-    """That of the engine's manifest."""
+    """The digest of the engine's manifest."""
     serving: ServingSettings = field(default_factory=ServingSettings)
     role: Role = "model"
 
     def parameters(self) -> dict[str, str]:
-        """Return them as Triton stores them; those that are the default are left out."""
+        """Return the parameters as Triton stores them, without those that are zero or not set."""
         serving = {one.name: getattr(self.serving, one.name) for one in fields(self.serving)}
         given = {name: str(value) for name, value in serving.items() if value}
         return {DIGEST: self.digest, **({} if self.role == "model" else {"role": self.role}), **given}
@@ -44,23 +44,24 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TextSettings:
-    """The parameters of a step that has a tokenizer and no engine."""
+    """The parameters of a text step, which has a tokenizer and no engine."""
 
     role: Role
     digest: str
     """SHA-256 of the tokenizer's file."""
     max_input_len: int
+    """The longest prompt that the engine takes, in tokens."""
     max_output_len: int
-    """The engine's."""
+    """The longest answer that the engine gives, in tokens."""
 
     def parameters(self) -> dict[str, str]:
-        """Return them as Triton stores them."""
+        """Return the parameters as Triton stores them."""
         lengths = {name: str(getattr(self, name)) for name in _LENGTHS}
         return {"role": self.role, TOKENIZER_DIGEST: self.digest, **lengths}
 
 
 def read_settings(config: Mapping[str, Any]) -> ModelSettings | TextSettings:
-    """Return the settings in a model's configuration, as Triton passes it on; InputError for what is wrong with one."""
+    """Return the settings in a model's configuration, which Triton passes on; InputError names a wrong one."""
     given = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
     role = _role(given.get("role", "model"))
     if role in ("preprocessing", "postprocessing"):

@@ -1,4 +1,4 @@
-"""The tensors of a request and of its answer: names, types and shapes, and what they hold.
+"""The tensors of requests and answers: their names, types and shapes, and conversion from and to them.
 
 Every tensor has a batch dimension of one row, as the OpenAI frontend of Triton expects it. `pb_utils` is Triton's
 module `triton_python_backend_utils`, which exists only inside of the server.
@@ -28,16 +28,16 @@ MANY = -1
 Outputs = Iterable[tuple[str, NDArray[Any]]]
 """The tensors of one response, by name."""
 WriteOutputs = Callable[[Piece, int], Outputs]
-"""Makes them of a piece of an answer and the number of tokens in the prompt."""
+"""Return the tensors of a response for a piece of an answer and the number of tokens in the prompt."""
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """Type and shape of a tensor, without its batch dimension."""
+    """The type and the shape of a tensor, without its batch dimension."""
 
     data_type: str
     dims: tuple[int, ...] = (1,)
-    """MANY is any number."""
+    """The shape; MANY stands for any size."""
 
 
 _OF_KIND = {
@@ -83,27 +83,27 @@ _NUMPY = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "UINT64"
 
 
 def read_request(request: Any) -> tuple[ServedRequest, WriteOutputs]:
-    """Return a request and what writes its answer's tensors; InputError for one that is wrong."""
+    """Return a request with the function that writes its answer's tensors; InputError if it is wrong."""
     asked = parse_request({**parameters_of(request), **tensors_of(request, INPUTS)})
     return asked, partial(_outputs, asked)
 
 
 def parameters_of(request: Any) -> dict[str, object]:
-    """Return what Triton has found no tensor for."""
+    """Return the parameters of a request: those of its fields that are not tensors of the model."""
     return dict(json.loads(request.parameters() or "{}"))
 
 
 def tensors_of(request: Any, types: Mapping[str, TensorType]) -> dict[str, object]:
-    """Return the values of a request's tensors: a list where `types` has room for several, and otherwise one value.
+    """Return the values of a request's tensors by name: a list if `types` allows several values, otherwise one value.
 
-    Raises InputError for a tensor that holds several values where one is expected.
+    Raises InputError for a tensor with several values if one is expected.
     """
     return {tensor.name(): _values(tensor, types) for tensor in request.inputs()}
 
 
 def _values(tensor: Any, types: Mapping[str, TensorType]) -> object:
     name, array = tensor.name(), tensor.as_numpy()
-    # The shortest number that rounds to a float32 is what the client wrote: 0.7, and not 0.699999988.
+    # The shortest decimal that rounds to the float32 is the client's own number: 0.7, not 0.699999988.
     flat = [float(str(one)) for one in array.reshape(-1)] if array.dtype == np.float32 else array.reshape(-1).tolist()
     if name in types and types[name].dims != (1,):
         return flat
@@ -113,22 +113,25 @@ def _values(tensor: Any, types: Mapping[str, TensorType]) -> object:
 
 
 def array_of(values: Any, of_type: TensorType) -> NDArray[Any]:
-    """Return the array of an output tensor. `values` has its batch dimension."""
+    """Return an output tensor's array; `values` include the batch dimension."""
     return np.array(values, dtype=_NUMPY[of_type.data_type])
 
 
 def response(pb_utils: Any, outputs: Outputs) -> Any:
-    """Return a response of these tensors."""
+    """Return Triton's response with these tensors."""
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, array) for name, array in outputs])
 
 
 def _outputs(request: ServedRequest, piece: Piece, input_tokens: int) -> Outputs:
-    """Return the text of a piece, and what its request wants besides."""
+    """Return the tensors of a piece: its text, and the further outputs that its request asks for."""
     return ((name, array_of([values], OUTPUTS[name])) for name, values in _named(request, piece, input_tokens))
 
 
 def _named(request: ServedRequest, piece: Piece, input_tokens: int) -> Iterator[tuple[str, list[Any]]]:
-    """Counts of output tokens are of this piece, as those of vLLM's model are."""
+    """Yield the names and values of a piece's tensors.
+
+    Counts of output tokens are per piece, as in vLLM's model.
+    """
     yield "text_output", [piece.text.encode("utf-8")]
     if "output_ids" in request.returns or request.token_ids is not None:
         yield "output_ids", list(piece.token_ids)

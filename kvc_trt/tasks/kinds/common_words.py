@@ -26,7 +26,7 @@ QUESTION = "\n\nWhich ten words come up most often in the list? They are"
 
 @dataclass(frozen=True)
 class _Repeats:
-    """How often words appear in the list and in the solved example, and the other words of the example."""
+    """The repetitions of words in the list and in the solved example, and the number of the example's other words."""
 
     common: int
     other: int

@@ -63,7 +63,7 @@ def generate(
 
 
 def rank_counts(draws: int, ranks: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """How often the words of rank 1, 2, ... appear among `draws`; int64 [ranks]."""
+    """Return the number of times that the words of rank 1, 2, ... appear among `draws` words; int64 [ranks]."""
     zeta = math.pi**2 / 6
     return np.floor(draws / (np.arange(1, ranks + 1) ** 2 * zeta)).astype(np.int64)
 

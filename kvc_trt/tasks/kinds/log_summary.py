@@ -42,11 +42,11 @@ class _Purchase:
     place: str
 
     def stated(self) -> str:
-        """As the log has it."""
+        """Return the sale as a sentence of the log."""
         return f"{_capital(self.buyer)} bought the {self.thing} for {self.price} coins and left it {self.place}."
 
     def summed_up(self) -> str:
-        """As the summary has it."""
+        """Return the sale as a sentence of the summary."""
         return f" {_capital(self.buyer)} paid {self.price} coins for the {self.thing}, which is now {self.place}."
 
 

@@ -1,4 +1,4 @@
-"""How an answer is scored against its references: by name, from 0 to 1, the best of the references.
+"""Score an answer against its references by a named metric, from 0 to 1; the best of the references counts.
 
 The names are those of published data sets' metrics, and the figures equal LongBench's own on the same texts. A name may
 end with `:first-line`: only the answer's first line counts, as LongBench has it for examples that go on after it.
@@ -83,9 +83,9 @@ def choice(output: str, reference: str) -> float:
 
 
 def edit_similarity(output: str, reference: str) -> float:
-    """How alike the reference and the answer's first line of code are: 1 minus insertions and deletions per character.
+    """Return the similarity of the reference and the answer's first line of code, rounded to a hundredth.
 
-    Lines with a backtick, `#` or `//` are no code. Rounded to a hundredth.
+    It is 1 minus the insertions and deletions per character. Lines with a backtick, `#` or `//` do not count as code.
     """
     from rapidfuzz.fuzz import ratio
 
@@ -175,7 +175,7 @@ def check_references(name: str, references: Sequence[str], classes: Sequence[str
 
 
 def scorer(name: str, classes: Sequence[str]) -> Score:
-    """How well an output answers, given its references."""
+    """Return the function that scores an output against its references by the metric `name`."""
     bare, against = name.removesuffix(FIRST_LINE), score_named(name).against
 
     def rate(output: str, references: Sequence[str]) -> float:

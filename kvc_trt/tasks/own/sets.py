@@ -35,7 +35,7 @@ def _task(name: str, records: tuple[Record, ...]) -> Task:
 
 
 def described(record: Record) -> str:
-    """How answers to a record are scored, in words."""
+    """Return a description of the metric that scores answers to a record."""
     if record.answers is None:
         return "faithfulness to the whole cache"
     bare = record.score.removesuffix(FIRST_LINE)

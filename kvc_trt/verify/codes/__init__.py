@@ -1,1 +1,1 @@
-"""Caches that have a format: which codes stand for which vectors, in operators alone and in the whole engine."""
+"""Check the codes of caches that have a format, in single operators and in the whole engine."""

@@ -1,4 +1,4 @@
-"""The vectors of a test case, by what they read back as: their codes, and the exact vector that was stored."""
+"""The vectors of a test case, looked up by the value that a cache gives back: their codes and exact values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Array = NDArray[Any]
 
 
 class Codebook:
-    """Translates keys, or values, between the forms in which one test case has them.
+    """Translates the keys, or the values, of one test case between their forms.
 
-    The reference sees what a cache gives back, the operator sees exact vectors and codes. Codes that stand for no
-    vector of the case, or for another than the case's, read as NaN.
+    The reference sees the vectors that a cache gives back, the operator sees exact vectors and codes. Codes that do not
+    belong to a vector of the case read as NaN.
     """
 
     def __init__(self, form: VectorFormat, head_size: int) -> None:
@@ -30,14 +30,14 @@ class Codebook:
         self._parts: list[list[Array]] = [free]
 
     def store(self, exact: Array) -> NDArray[np.float32]:
-        """Add exact vectors [...,D]; return what a cache that stores them gives back."""
+        """Add exact vectors [...,D]; return the vectors that a cache gives back after storing them."""
         return self._add(exact, stored_parts(exact, self.form))
 
     def hold(self, exact: Array) -> NDArray[np.float32]:
-        """Add vectors that a cache holds, made of [...,D]; return what it gives back. Zeros are free slots.
+        """Add vectors that a cache already holds, made of `exact` [...,D], zeros for free slots; return them read back.
 
-        Of some of them the codes are not those that storing what they read back as would give: codes are never made a
-        second time.
+        Some get codes other than those of storing the vector given back again: so an operator that encodes stored
+        vectors a second time is found out.
         """
         parts = stored_parts(exact, self.form)
         smaller = _smaller(unpacked(parts[0], self.form), self.form)
@@ -54,26 +54,26 @@ class Codebook:
         return read
 
     def exact(self, read: Array, dtype: Any) -> Array:
-        """Return the exact vectors [...,D] that were stored where a cache gives back `read`."""
+        """Return the exact vectors [...,D] of the vectors `read` that a cache gives back."""
         exact: Array = np.concatenate([table.astype(dtype) for table in self._exact])
         found: Array = exact[self._places(read)]
         return found.reshape(read.shape)
 
     def parts(self, read: Array) -> list[Array]:
-        """Return the parts of vectors [...,D] that a cache gives back."""
+        """Return the parts of the vectors `read` [...,D] that a cache gives back."""
         places, columns = self._places(read), zip(*self._parts, strict=True)
         return [np.concatenate(column)[places].reshape(*read.shape[:-1], -1) for column in columns]
 
     def codes(self, read: Array) -> Array:
-        """Return the codes [...,D] alone, one for each channel."""
+        """Return the codes [...,D] of the vectors `read`, one for each channel."""
         return unpacked(self.parts(read)[0], self.form)
 
     def read(self, parts: Sequence[Array]) -> NDArray[np.float32]:
-        """Return what a cache with these parts gives back, [...,D]; NaN for parts of no vector of this book."""
+        """Return the vectors [...,D] that a cache with these parts gives back; NaN for parts outside of this book."""
         return self._known(np.concatenate([_bytes(part) for part in map(_flat, parts)], axis=-1), parts[0], self._rows)
 
     def read_codes(self, codes: Array) -> NDArray[np.float32]:
-        """Return what a cache gives back of vectors whose codes, [...,D], are known alone."""
+        """Return the vectors [...,D] that a cache gives back for codes [...,D] alone; NaN for unknown codes."""
         own = np.concatenate([unpacked(parts[0], self.form) for parts in self._parts])
         return self._known(_bytes(_flat(codes)), codes, _bytes(own))
 
@@ -105,7 +105,7 @@ def _smaller(codes: Array, form: VectorFormat) -> Array:
     if form != FP8:
         return np.clip(codes, -90, 90)
     magnitude, sign = codes & 0x7F, codes & np.int8(-0x80)
-    halved: Array = np.where(magnitude < 16, 0, magnitude - 8).astype(np.int8) | sign  # what is no subnormal number
+    halved: Array = np.where(magnitude < 16, 0, magnitude - 8).astype(np.int8) | sign  # subnormal numbers become zero
     return halved
 
 
@@ -119,7 +119,7 @@ def _bytes(table: Array) -> NDArray[np.uint8]:
 
 
 def _look_up(wanted: NDArray[np.uint8], rows: NDArray[np.uint8]) -> tuple[Array, Array]:
-    """Return the number of a row with the same bytes for each wanted one, and whether there is one."""
+    """Return for each wanted row the index of a row with the same bytes, and whether there is one."""
     keys, own = _hashed(wanted), _hashed(rows)
     order = np.argsort(own, kind="stable")
     places = order[np.minimum(np.searchsorted(own[order], keys), len(order) - 1)]

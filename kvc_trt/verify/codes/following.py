@@ -1,8 +1,8 @@
-"""The reference goes on from an engine's codes, so that a code beside an edge changes nothing that follows.
+"""Let the reference continue with an engine's codes, so that codes that rounding decides change nothing later.
 
-Exact keys and values of the two sides differ by rounding, and now and then rounding decides between two codes, or
-between two scales of a whole vector. So what the reference stores is replaced by what the engine's codes read back as,
-once its own keys and values have been compared with the engine's.
+Exact keys and values of the two differ by rounding, and now and then rounding decides between two codes, or between two
+scales of a whole vector. So the vectors that the reference stores are replaced by those that the engine's codes stand
+for, once its own keys and values have been compared with the engine's.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class KeysOff:
-    """How far an engine's exact keys and values are from the reference's."""
+    """The errors of an engine's exact keys and values against the reference's."""
 
     vectors: int = 0
     errors: dict[int, float] = field(default_factory=dict)
-    """Largest error by row, over the largest element of the same tokens (at least 1)."""
+    """The largest error by row, divided by the largest element of the same tokens (at least 1)."""
     places: dict[int, str] = field(default_factory=dict)
-    """Where it is."""
+    """The place of the largest error by row."""
 
     def add(self, row: int, error: float, place: str) -> None:
-        """Take in one error; NaN is larger than any number."""
+        """Record one error of a row; NaN counts as larger than any number."""
         if not error <= self.errors.get(row, -1.0):
             self.errors[row], self.places[row] = error, place
 
@@ -48,13 +48,13 @@ class KeysOff:
 
     @property
     def worst(self) -> tuple[float, str]:
-        """The largest error, and where it is."""
+        """The largest error over all rows, and its place."""
         row = max(self.errors, key=lambda one: np.nan_to_num(self.errors[one], nan=np.inf), default=None)
         return (0.0, "") if row is None else (self.errors[row], self.places[row])
 
 
 class FollowedCodes:
-    """The values that the reference's caches give back: the engine's codes, where the engine stored the same token."""
+    """Replaces the vectors that the reference's caches give back by those of the engine's codes for the same tokens."""
 
     def __init__(self, sites: Sequence[CacheSite], tables: Mapping[int, tuple[StoredTable, StoredTable]]) -> None:
         self.off = KeysOff()
@@ -65,7 +65,7 @@ class FollowedCodes:
             self._sites[site.layer, number] = site
 
     def __call__(self, tokens: Tokens, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the cache of some `tokens` gives back of exact keys and values [B,heads,n,D]."""
+        """Return the vectors that the cache of `tokens` gives back for exact keys and values [B,heads,n,D]."""
         site = self._sites[tokens.layer, tokens.group]
         own = as_stored(tokens, keys, values)
         where = tokens.positions if tokens.positions.ndim == 3 else tokens.positions[:, None]
@@ -84,7 +84,7 @@ class FollowedCodes:
         self, site: CacheSite, kind: str, positions: NDArray[np.int64], known: NDArray[np.bool_],
         theirs: NDArray[np.floating], ours: NDArray[np.floating],
     ) -> None:  # fmt: skip
-        """Compare the exact vectors [B,heads,n,D] of the tokens that the engine stored too."""
+        """Compare the exact vectors [B,heads,n,D] of tokens that both sides stored."""
         self.off.vectors += int(known.sum())
         with np.errstate(invalid="ignore"):
             errors = np.abs(theirs.astype(np.float64) - ours)

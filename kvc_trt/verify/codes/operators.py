@@ -1,7 +1,7 @@
-"""Operators over caches that have a format, run as if they took and gave what such caches give back.
+"""Run operators over caches with a format in terms of the vectors that such caches give back.
 
-The isolated runs of all methods (`isolated_runs`) then judge them as they judge operators over exact caches: what
-moves must be equal, and a vector with other codes than it must have reads as NaN.
+The isolated runs of all methods (`isolated_runs`) can then judge them like operators over exact caches: moved vectors
+must be equal, and a vector with wrong codes reads as NaN.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Case: TypeAlias = "PromptCase | StepCase | TurnCase"
 _EXACT = {"k_new": "keys", "v_new": "values"}
-"""Exact inputs of which the reference sees what a cache gives back: they are stored before they are read."""
+"""Exact inputs that are stored before they are read; the reference sees the vectors that the cache gives back."""
 
 
 def with_stored_caches(operator: EngineOperator, case: Case, form: CacheFormat) -> tuple[RunnableAlone, Case]:
-    """Return an operator of caches in a format that takes the tensors of exact caches, and the case that it takes.
+    """Return an operator over caches in a format that takes the tensors of exact caches, and the matching case.
 
-    Where the case has caches they hold codes, and its new tokens are as they are read once they are stored.
+    The caches of the case hold vectors that codes stand for, and its new tokens are those that the cache gives back.
     """
     if form.keys is None or form.values is None:
         return operator, case
@@ -48,7 +48,7 @@ def with_stored_caches(operator: EngineOperator, case: Case, form: CacheFormat) 
 
 
 def run_store_tokens(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-    """Run KvcStoreTokens: the first tokens of each row in the order of the text, zeros past its end."""
+    """Run KvcStoreTokens, which stores the first tokens of each row in order of the text, and zeros past its end."""
     results = operator.run(k=case.k, v=case.v, prompt_lengths=case.prompt_lengths)
     slots = results[0].shape[2]
     first = np.where(np.arange(slots) < case.prompt_lengths[:, None, None], np.arange(slots), -1)
@@ -58,15 +58,15 @@ def run_store_tokens(operator: RunnableAlone, case: PromptCase, rule: Constants)
 
 @dataclass(frozen=True)
 class _OfCodes:
-    """An operator over a cache in a format that takes and gives vectors as they are read."""
+    """An operator over a cache in a format, whose inputs and outputs are the vectors that the cache gives back."""
 
     operator: EngineOperator
     schema: Operator
-    """The operator over exact caches."""
+    """The schema of the operator over exact caches."""
     form: CacheFormat
     books: dict[str, Codebook]
     dtype: Any
-    """Type of exact vectors."""
+    """The type of exact vectors."""
 
     def run(self, **inputs: Array) -> list[Array]:
         """Return the outputs that the operator would have over exact caches."""

@@ -1,7 +1,7 @@
-"""The parts of stored vectors as a graph has them, made and read by the reference.
+"""The parts of stored vectors in the form of a graph, encoded and decoded by the reference.
 
-A part is a tensor [...,.]: codes INT8 (two to a byte where they have 4 bits), scales or the bytes of exponents, and
-minima where the format has them.
+A part is a tensor [...,.]: codes INT8 (two to a byte if they have 4 bits), scales or the bytes of exponents, and
+minima if the format has them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def stored_parts(vectors: Array, form: VectorFormat) -> list[Array]:
 
 
 def read_parts(parts: Sequence[Array], form: VectorFormat) -> NDArray[np.float32]:
-    """Return the vectors [...,D] that parts read back as; a free slot, whose parts are all 0, reads as 0."""
+    """Return the vectors [...,D] that parts stand for; a free slot, whose parts are all 0, reads as 0."""
     codes = torch.from_numpy(np.ascontiguousarray(unpacked(parts[0], form)).view(np.uint8))
     scales = torch.from_numpy(np.ascontiguousarray(parts[1]))
     if form == FP8:
@@ -65,7 +65,7 @@ def parts_by_name(tensor: Tensor, form: VectorFormat | None, tensors: Mapping[st
 def read_caches(
     state: Mapping[str, Array], name: str, form: CacheFormat, rows: int | None = None
 ) -> tuple[Array, Array]:
-    """Return keys and values [B,G,C,D] of the first rows of the cache `name` as whatever reads it reads them."""
+    """Return the keys and values [B,G,C,D] that the first `rows` rows of the cache `name` give back."""
     keys, values = (
         read_table(state, tensor, vector, f".{name}", rows)
         for tensor, vector in zip(CACHES, (form.keys, form.values), strict=True)
@@ -76,6 +76,6 @@ def read_caches(
 def read_table(
     tensors: Mapping[str, Array], tensor: Tensor, form: VectorFormat | None, suffix: str, rows: int | None = None
 ) -> Array:
-    """Return the first rows of an operator's tensor among `tensors`, whose names end in `suffix`, as they are read."""
+    """Return the values that the first rows of an operator's tensor give back; names in `tensors` end in `suffix`."""
     parts = [part[:rows] for part in parts_by_name(tensor, form, tensors, suffix)]
     return parts[0] if form is None else read_parts(parts, form)

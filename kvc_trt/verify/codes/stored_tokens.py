@@ -1,7 +1,7 @@
 """The tokens that an engine's caches store during one run: exact keys and values, and the codes that they must have.
 
 An executor exposes the exact keys and values that each graph stores. `StoredTokens` keeps them by logical position,
-and compares every cache with what the reference makes of them, bit for bit: after a prompt, every step and every turn.
+and compares every cache with the codes that the reference makes of them, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WHOLE = ("k_whole", "v_whole")
 
 
 class Exposing(Protocol):
-    """Shows inner values of a run."""
+    """An executor that exposes inner values of a run."""
 
     def exposed(self, name: str) -> Array:
         """Return an exposed value of the latest run."""
@@ -37,19 +37,19 @@ class Exposing(Protocol):
 
 @dataclass
 class CodesFound:
-    """A comparison of stored vectors with those of the executor's own keys and values."""
+    """The result of comparing stored vectors with those made of the executor's own exact keys and values."""
 
     vectors: int = 0
     wrong: int = 0
     first: str = ""
-    """Where the first wrong one is, and what is wrong with it."""
+    """The place of the first wrong vector, and its error."""
     bounds: int = 0
-    """Page bounds compared with those of what the codes read back as."""
+    """The number of page bounds compared with those of the values that the codes stand for."""
     wrong_bounds: int = 0
     first_bound: str = ""
 
     def add(self, vectors: int, wrong: int, first: str) -> None:
-        """Count vectors of one tensor."""
+        """Add the counts of one tensor's vectors."""
         self.vectors, self.wrong = self.vectors + vectors, self.wrong + wrong
         self.first = self.first or first
 
@@ -99,7 +99,7 @@ class StoredTable:
         return picked(self.exact, where)
 
     def knows(self, where: Int64) -> NDArray[np.bool_]:
-        """Tell which of the tokens at positions `where` [B,G,n] the executor stored."""
+        """Return a mask [B,G,n] of the positions `where` whose tokens the executor stored."""
         assert self.known is not None
         inside = (where >= 0) & (where < self.known.shape[2])
         known: NDArray[np.bool_] = inside & picked(self.known[..., None], where)[..., 0]
@@ -108,26 +108,26 @@ class StoredTable:
 
 @dataclass
 class StoredTokens:
-    """Everything that one batch stores in the caches `sites` of an executor."""
+    """All tokens that one batch stores in the caches `sites` of an executor."""
 
     sites: Sequence[CacheSite]
     blocks: Mapping[str, list[list[StoredBlock]]]
     """The stored form of each token of a pass, by graph."""
     found: CodesFound = field(default_factory=CodesFound)
     tables: dict[int, tuple[StoredTable, StoredTable]] = field(default_factory=dict)
-    """Keys and values, by cache."""
+    """The tables of keys and values by cache."""
     _where: dict[int, Int64] = field(default_factory=dict)
-    """Logical position [B,G,C] of the token in each slot, by cache; -1 in a free one."""
+    """The logical position [B,G,C] of the token in each slot, by cache; -1 for a free slot."""
     _slots: dict[int, list[int]] = field(default_factory=dict)
-    """The slots that each row uses, by cache, where rows have capacities."""
+    """The number of slots that each row uses, by cache, if rows have capacities."""
     _free: dict[int, Int64] = field(default_factory=dict)
-    """The slot [B,G] that the next token takes, by cache, of those in no order."""
+    """The slot [B,G] of the next token, for caches that do not fill slots in order."""
 
     @classmethod
     def of(cls, target: Harness, sites: Sequence[CacheSite], *graphs: str) -> StoredTokens | None:
-        """Return a record of what these graphs of the engine on `target` store.
+        """Return an empty record for the tokens that these graphs of the engine on `target` store.
 
-        None where its caches have no format, or where it does not show what it stores."""
+        None if its caches have no format, or if `target` does not expose the stored vectors."""
         blocks = {graph: target.stored_blocks(graph) for graph in graphs}
         return cls(sites, blocks) if all(blocks.values()) else None
 
@@ -139,7 +139,7 @@ class StoredTokens:
     def after_prompt(
         self, executor: Exposing, state: Mapping[str, Array], kept: Mapping[int, Array], lengths: Int64
     ) -> None:
-        """Compare what prefill stored; `kept` are the positions [B,G,C] that stay, of caches that list them."""
+        """Compare the vectors that prefill stored; `kept` has the kept positions [B,G,C] of caches that list them."""
         for block in self.blocks["prefill"][0]:
             site = self.sites[block.cache]
             keys, values = executor.exposed(block.keys), executor.exposed(block.values)
@@ -157,7 +157,7 @@ class StoredTokens:
             self._where[site.cache] = where
             if (name := f"{CAPACITIES.name}.{site.name}") in state:
                 self._slots[site.cache] = state[name].ravel().tolist()
-            if block.positions is None and not site.parameters.keeps_whole:  # what is dropped is stored nowhere
+            if block.positions is None and not site.parameters.keeps_whole:  # dropped tokens are not stored anywhere
                 positions, keys, values = where, *(picked(table, where) for table in (keys, values))
             self._put(site, positions, keys, values)
             self._compare(site, state, free=True)
@@ -165,7 +165,7 @@ class StoredTokens:
                 self._compare_whole(site, state, lengths)
 
     def before_step(self, state: Mapping[str, Array]) -> None:
-        """Note which slots of caches in no order are free."""
+        """Record the free slot of each row in the caches whose steps put tokens into any slot."""
         self._free = {
             site.cache: state[name].argmin(axis=2)
             for site in self.sites
@@ -175,7 +175,7 @@ class StoredTokens:
     def after_step(
         self, executor: Exposing, positions: Int64, lengths: Array, *, graph: str = "decode", token: int = 0
     ) -> None:
-        """Take in what a step stored of tokens at `positions` [B]; `lengths` [caches,B] count them in."""
+        """Record the vectors that a step stored for tokens at `positions` [B]; `lengths` [caches,B] include them."""
         rows = len(positions)
         for block in self.blocks[graph][token]:
             site = self.sites[block.cache]
@@ -188,7 +188,7 @@ class StoredTokens:
             np.put_along_axis(where, slots[..., None], positions[:, None, None], axis=2)
 
     def compare(self, state: Mapping[str, Array], positions: Int64) -> None:
-        """Compare all caches with the tokens that they hold, the last of them at `positions` [B]."""
+        """Compare all caches with the tokens that they hold; the last token of each row is at `positions` [B]."""
         for site in self.sites:
             self._forget_dropped(site, state)
             self._compare(site, state)
@@ -198,9 +198,9 @@ class StoredTokens:
     def after_turn(
         self, executor: Exposing, starts: Int64, new: Int64, state: Mapping[str, Array], before: Array
     ) -> None:
-        """Compare what a turn of `new` [B] tokens from positions `starts` [B] on left.
+        """Compare the caches after a turn of `new` [B] tokens from positions `starts` [B] on.
 
-        `before` [caches,B] are the stored lengths before it."""
+        `before` [caches,B] are the stored lengths before the turn."""
         rows = len(starts)
         for block in self.blocks["extend"][0]:
             site = self.sites[block.cache]
@@ -222,14 +222,14 @@ class StoredTokens:
             table.put(positions, exact)
 
     def _slot(self, site: CacheSite, stored: Array, heads: int) -> Int64:
-        """Return the slot [B,G] of the next token of a cache that counts `stored` [B] entries."""
+        """Return the slot [B,G] of the next token in a cache that has `stored` [B] entries."""
         if site.cache in self._free:
             return np.asarray(self._free[site.cache], np.int64)
         slots = np.array([self._next_slot(site, row, count) for row, count in enumerate(stored)], np.int64)
         return np.broadcast_to(slots[:, None], (len(slots), heads))
 
     def _next_slot(self, site: CacheSite, row: int, stored: int) -> int:
-        """Return the slot of the next token of one row of a cache, in order, that has stored so many."""
+        """Return the slot of the next token in one row of a cache that fills slots in order and has `stored` tokens."""
         rule = site.parameters
         slots = self._slots[site.cache][row] if site.cache in self._slots else rule.capacity
         ring = slots - rule.sinks
@@ -240,7 +240,7 @@ class StoredTokens:
         self, executor: Exposing, site: CacheSite, starts: Int64, new: Int64, state: Mapping[str, Array],
         before: Array,
     ) -> Int64:  # fmt: skip
-        """Return the positions of what a cache holds after a turn."""
+        """Return the positions of the tokens that a cache holds after a turn."""
         if (name := f"slot_positions.{site.name}") in state:
             return np.asarray(state[name][: len(starts)], np.int64)
         if site.parameters.keeps_whole:
@@ -252,7 +252,7 @@ class StoredTokens:
         return where
 
     def _forget_dropped(self, site: CacheSite, state: Mapping[str, Array]) -> None:
-        """Note as free what a step dropped."""
+        """Record the slots of tokens that a step dropped as free."""
         if (name := f"slot_positions.{site.name}") in state and site.parameters.evicts_while_decoding:
             where = self._where[site.cache]
             where[state[name][: len(where)] < 0] = -1
@@ -313,7 +313,7 @@ class StoredTokens:
             self.found.add(int((where >= 0).sum()), int(wrong.sum()), first)
 
     def _count(self, site: CacheSite, name: str, where: Int64, found: Array, expected: Array) -> None:
-        """Compare codes [B,G,C,D], one for each channel, of which no scales go along."""
+        """Compare codes [B,G,C,D], one for each channel, without scales."""
         differ = (found != expected) & (where[..., None] >= 0)
         first = "" if not differ.any() else self._described(site, name, where, differ, found, expected, None, 0)
         self.found.add(int((where >= 0).sum()), int(differ.any(axis=-1).sum()), first)
@@ -322,7 +322,7 @@ class StoredTokens:
         self, site: CacheSite, part: str, where: Int64, differ: Array, found: Array, expected: Array,
         form: VectorFormat | None, number: int,
     ) -> str:  # fmt: skip
-        """Say where the first difference is: tensor, layer, row, head, token and slot, channel or group."""
+        """Return the place of the first difference as text: tensor, layer, row, head, token, slot, channel or group."""
         row, head, slot, last = (int(n) for n in np.argwhere(differ)[0])
         token = int(where[row, head, slot])
         holder = f"token {token}" if token >= 0 else "no token"
@@ -340,7 +340,7 @@ class StoredTokens:
 
 
 def head_of(site: CacheSite, head: int) -> str:
-    """Name one of the heads that a cache stores as the layer counts them."""
+    """Return the name of a cache's head, by its number in the layer."""
     if site.parameters.eviction.cache_per_query_head:
         return f"query head {head}"
     return f"KV head {head if site.kv_heads is None else site.kv_heads[head]}"
@@ -352,5 +352,5 @@ def picked(table: Array, where: Int64) -> Array:
 
 
 def _bits(table: Array) -> Array:
-    """Return the table's bits: float16 is compared as such, so that one NaN equals itself."""
+    """Return float16 values as their bits, so that a NaN equals itself; other tables are returned unchanged."""
     return table.view(np.int16) if table.dtype == np.float16 else table

@@ -1,1 +1,1 @@
-"""Replay a KV proof and report what was found."""
+"""Replay a KV proof and report whether it is true."""

@@ -1,8 +1,8 @@
-"""The engine itself along the tokens of a proof: what decides where its rounding is too coarse for the reference.
+"""Run the engine itself along the tokens of a proof, if it rounds too coarsely to be judged by the reference.
 
-A quantised engine rounds activations, which the reference does not, so their lists differ although neither is wrong.
-Run again, the engine chooses the same lists; and on what each of its operators is then given, its choice is compared
-with the reference's, as `verify` does it.
+A quantised engine rounds activations, and the reference does not, so their lists differ although neither is wrong. Run
+again, the engine chooses the same lists; and each of its choices is compared with the reference's on the same inputs,
+as in `verify`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class EngineReplay:
     """The engine's choices, compared with the policy's rule on the inputs of its operators."""
 
     kept: dict[int, Lists]
-    """Per cache that evicts of a prompt: the positions that stay, [heads,.]."""
+    """Per cache that evicts tokens of a prompt: the kept positions, [heads,.]."""
     read: dict[int, list[Lists]]
     """Per cache that is read in part: the slots that each step reads, [heads,.]."""
     judged: IndexComparison
     tokens: StoredTokens | None = None
-    """The tokens that the engine's caches stored, where they have a format."""
+    """The tokens that the engine's caches stored, if the caches have a format."""
 
     def lists(self, cache: int, step: int) -> Lists | None:
-        """Return the lists of a cache at a step, 0 for the prompt; None where the engine has none."""
+        """Return the lists of a cache at a step, 0 for the prompt; None if the engine has none."""
         if step == 0:
             return self.kept.get(cache)
         read = self.read.get(cache, [])
@@ -48,7 +48,7 @@ class EngineReplay:
 
 
 def replay_by_engine(engine: EngineDirectory, proof: Proof) -> EngineReplay | str:
-    """Run the engine along a proof's tokens on this machine; or return why that cannot be done."""
+    """Run the engine along a proof's tokens on this machine; a str is the reason why that is impossible."""
     limits = engine_program(engine).limits
     try:
         harness = harness_for(engine, RunOptions(prefill_precision=proof.made_by.prefill_precision))

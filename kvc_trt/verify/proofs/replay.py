@@ -1,12 +1,12 @@
-"""Is a KV proof true? The reference reads the same tokens on a CPU and chooses for itself, step by step.
+"""Check whether a KV proof is true: the reference reads the same tokens on a CPU and chooses for itself, step by step.
 
-A list that is equal proves itself. One that differs is judged like any choice of an engine (`rankings`): it is right
-where rounding can swap the scores, and only there. A digest does not say which tokens were swapped, and some engines
-round too coarsely, or choose by scores whose near-ties have no rule: then the engine itself is run again
-(`engine_replay`). Where it chooses otherwise too, the first place is named, and called neither true nor false.
+A list equal to the reference's is right. One that differs is judged like any choice of an engine (`rankings`): it is
+right only if rounding can explain it. A digest does not tell which tokens were swapped, and some engines round too
+coarsely, or choose by scores whose near-ties cannot be proven: then the engine itself is run again (`engine_replay`).
+If its choice differs as well, the report names the first place, and calls it neither true nor false.
 
-Where caches have a format, steps choose by codes, and rounding may have made another of one than the reference makes:
-then the reference goes on from the codes of the engine, which is run again for them.
+If caches have a format, steps choose by codes, and rounding may have made another code than the reference makes: then
+the reference continues with the codes of the engine, which is run again for them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class _Place(NamedTuple):
 def replay_proof(engine: EngineDirectory, proof: Proof, source: str, progress: Progress | None = None) -> ProofReport:
     """Check a proof, which was read from `source`, with the engine's weights and policy in PyTorch.
 
-    What is not true of it is in the report. InputError for a proof that is of another engine or policy, or that cannot
-    be of this one.
+    The report has everything that is not true. InputError for a proof of another engine or policy, or one that this
+    engine cannot have made.
     """
     _check_fits(engine, proof, source)
     problems = tuple(proof.problems())
@@ -65,7 +65,7 @@ def replay_proof(engine: EngineDirectory, proof: Proof, source: str, progress: P
 
 
 class _Replay:
-    """The reference along the tokens of one proof."""
+    """Runs the reference along the tokens of one proof, and compares its choices with the proof's."""
 
     def __init__(self, engine: EngineDirectory, proof: Proof, progress: Progress | None) -> None:
         self._engine, self._proof, self._progress = engine, proof, progress
@@ -94,13 +94,13 @@ class _Replay:
 
     @property
     def _rounds_finely(self) -> bool:
-        """True if the bound alone may refute: in half precision one honest list of hundreds can leave it."""
+        """True if exceeding the bound refutes a list; in half precision one honest list of hundreds can exceed it."""
         finest = thresholds_for("fp32").choice_slack
         return self._slack is not None and finest is not None and self._slack <= finest
 
     @property
     def _unjudged(self) -> str | None:
-        """Why a difference cannot be judged, and may be no error; None if it can be."""
+        """The reason why a difference cannot be judged, so that it is possibly no error; None if it can be judged."""
         if self._slack is None:
             return "this engine rounds too coarsely to tell near-ties from errors against the reference"
         if not can_judge(site.parameters for site in cache_sites(self._engine.model, self._engine.parameters)):
@@ -109,13 +109,13 @@ class _Replay:
 
     @property
     def _why_unsure(self) -> str:
-        """Why a difference that can be judged may be no error."""
+        """The reason why even a difference that can be judged is possibly no error."""
         if self._proof.kind == "lists" and self._has_codes:
             return "rounding may have made another code of a key, or another scale, where it was stored"
         return "a digest cannot tell a near-tie from an error; a proof with lists can"
 
     def into(self, report: ProofReport) -> ProofReport:
-        """Return the report with what the replay found."""
+        """Return the report with the results of the replay."""
         places = list(_places(self._proof))
         other = [place for place in places if self._differs(place)]
         choosing = sum(self._leaves_out(place) for place in places)
@@ -145,9 +145,9 @@ class _Replay:
     def _judged(
         self, report: ProofReport, claimed: Mapping[_Place, Lists], stored: StoredTokens | None = None
     ) -> ProofReport:
-        """Force lists on the reference, and judge each of them on what the reference then has.
+        """Force lists on the reference, and judge each of them on the reference's inputs at that point.
 
-        It goes on from the codes of what is `stored`, or from its own."""
+        The reference continues with the codes of the `stored` tokens, or with its own if None."""
         forced = {cache: list(lists) for cache, lists in self._own.items()}
         for place, lists in claimed.items():
             forced[place.cache][place.step] = lists[None]
@@ -156,7 +156,7 @@ class _Replay:
         return _with(replace(report, near_ties=found.near_ties), *found.wrong)
 
     def _by_engine(self, report: ProofReport, places: list[_Place], other: list[_Place]) -> ProofReport:
-        """Let the engine itself choose again, where the reference's choices differ in `other` and cannot decide."""
+        """Run the engine again and compare its choices with the proof's; the reference's differ at `other`."""
         first = f"{_at(other[0])}: the lists are not the reference's, as of {len(other)} {report.kind} entries"
         why = self._unjudged or self._why_unsure
         found = replay_by_engine(self._engine, self._proof)
@@ -180,14 +180,14 @@ class _Replay:
         return judged if judged.passed or self._rounds_finely else report
 
     def _chooses_nothing(self, place: _Place) -> str | None:
-        """Return that a digest is of a list that leaves nothing out; None if it is of another."""
+        """Return the problem of a digest that belongs to a list of all tokens; None for any other digest."""
         for count in self._available(place):
             if place.digest == digest_at(place.cache, place.step, encode(self._all(place, count))):
                 return f"{_at(place)}: all {count} tokens were taken, where {self._engine.parameters.policy} chooses"
         return None
 
     def _malformed(self, place: _Place) -> str | None:
-        """Return what is wrong with a list that no near-tie explains; None if it may be one."""
+        """Return the problem of lists that no near-tie can explain; None if near-ties may explain them."""
         assert place.lists is not None
         found, own = decode_rows(place.lists), self._lists(place)
         if len(found) != len(own):
@@ -203,7 +203,7 @@ class _Replay:
         return None
 
     def _differs(self, place: _Place) -> bool:
-        """True if a digest, or the lists beside it, differ from those of the reference's own lists."""
+        """Return whether a place's digest, or its lists, differ from those of the reference's own lists."""
         expected = encode(self._lists(place))
         return digest_at(place.cache, place.step, expected) != place.digest or place.lists not in (None, expected)
 
@@ -212,7 +212,7 @@ class _Replay:
         return lists
 
     def _stored(self, place: _Place) -> int:
-        """Return how many tokens there were to choose from: the prompt's, or those stored at a step."""
+        """Return the number of tokens to choose from: those of the prompt, or those stored at a step."""
         prompt = len(self._proof.prompt_token_ids)
         if place.step == 0:
             return prompt
@@ -220,7 +220,7 @@ class _Replay:
         return int((kept[0] >= 0).sum()) + place.step
 
     def _available(self, place: _Place) -> tuple[int, ...]:
-        """Return the lengths of a list that leaves nothing out, with and without eviction before it."""
+        """Return the lengths of a list of all tokens, after eviction of the prompt and without it."""
         return self._stored(place), len(self._proof.prompt_token_ids) + place.step
 
     def _all(self, place: _Place, count: int) -> Lists:
@@ -231,7 +231,7 @@ class _Replay:
 
 
 def _check_fits(engine: EngineDirectory, proof: Proof, source: str) -> None:
-    """Raise InputError unless a proof is of the engine's weights and policy, and of an answer that it can give."""
+    """Raise InputError unless a proof is of the engine's weights and policy, and of an answer that fits the engine."""
     own, given = made_by(engine, DEFAULTS), proof.made_by
     for name, mine, its in (
         ("policy", own.policy, given.policy), ("model", own.model, given.model), ("weights", own.weights, given.weights)

@@ -17,19 +17,19 @@ class ProofReport:
     prompt_tokens: int
     steps: int
     lists: int = 0
-    """Digests in the proof: of a cache's lists at one step."""
+    """The number of digests in the proof, one for a cache's lists at one step."""
     equal: int = 0
-    """Those that the reference's own lists have."""
+    """The number of digests that equal those of the reference's own lists."""
     choosing: int = 0
-    """Lists of the reference that leave out a stored token; without any, nothing was compressed."""
+    """The number of the reference's lists that leave out a stored token; if it is 0, nothing was compressed."""
     near_ties: int = 0
-    """Lists (one per cache, step and head) that differ, and are proven to differ by rounding alone."""
+    """The number of lists (one per cache, step and head) that are proven to differ by rounding alone."""
     reproduced: int = 0
-    """Digests that the engine's own lists have, where it was run again."""
+    """The number of digests that equal those of the engine's own lists, if it was run again."""
     problems: tuple[str, ...] = ()
     """The errors found."""
     differences: tuple[str, ...] = ()
-    """Differences that may be rounding alone, with the reason why the replay cannot tell."""
+    """Differences that may be rounding alone, each with the reason why the replay cannot decide."""
     other_engine: bool = False
     """True if another engine of the same weights and policy answered."""
 

@@ -1,4 +1,4 @@
-"""The questions of verification, independent of the words that they are made of."""
+"""The questions of verification, independent of their wording."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PLACEMENTS: dict[Placement, str] = {"in_prompt": "query in the prompt", "after_c
 
 @dataclass(frozen=True)
 class Question:
-    """One question as it is fed."""
+    """One question as token ids."""
 
     prompt_ids: tuple[int, ...]
     query_ids: tuple[int, ...]
-    """Fed through decode after the prompt; empty where the prompt ends with the query."""
+    """The tokens of a late query, which are fed through decode after the prompt; empty if the prompt has the query."""
 
 
 @dataclass(frozen=True)
@@ -27,33 +27,33 @@ class QuestionSet:
 
     questions: Sequence[Question]
     new_tokens: int
-    """Tokens that are generated for an answer."""
+    """The number of tokens that are generated for an answer."""
     is_right: Callable[[int, Sequence[int]], bool]
-    """Checks if these tokens answer the question of that number."""
+    """Return whether tokens answer the question of a number."""
     about: str
     """The task, its length and its seed, for the stored report."""
 
     @property
     def room(self) -> int:
-        """Tokens that a late query and its answer need after the prompt."""
+        """The number of tokens that a late query and its answer take after the prompt."""
         return self.new_tokens + max(len(question.query_ids) for question in self.questions)
 
     def accuracy(self, answers: Sequence[Sequence[int]]) -> Accuracy:
-        """Share of right answers; they come in the order of the questions."""
+        """Return the share of right answers, which are in the order of the questions."""
         right = sum(self.is_right(number, answer) for number, answer in enumerate(answers))
         return Accuracy(right, len(self.questions))
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Share of right answers among `samples`."""
+    """The number of right answers among `samples`."""
 
     right: int
     samples: int
 
     @property
     def rate(self) -> float:
-        """The share itself, between 0 and 1."""
+        """The share of right answers, between 0 and 1."""
         return self.right / self.samples
 
     @property
@@ -66,22 +66,22 @@ class Accuracy:
 
 
 class Wording(Protocol):
-    """Questions in a vocabulary that the model has."""
+    """A source of questions and prompts in a vocabulary that the model has."""
 
     @property
     def name(self) -> str:
-        """The task and how it is asked, in a few words."""
+        """The task and the form of its questions, in a few words."""
 
     @property
     def prompt_text(self) -> str:
-        """The source of prompts that are continued, in a few words."""
+        """The source of the prompts that the model continues, in a few words."""
 
     @property
     def is_text(self) -> bool:
         """True if questions are sentences, which need longer prompts than a vocabulary made for the task."""
 
     def prompts(self, lengths: Sequence[int], seed: int) -> list[list[int]]:
-        """A prompt of exactly each length, to be continued: not a question of the rung."""
+        """Return a prompt of exactly each length for the model to continue; these are not questions to be answered."""
 
     def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> QuestionSet:
-        """Questions about a context of `context` tokens, the query included where it is in the prompt."""
+        """Return questions with contexts of `context` tokens, which include the query if it is in the prompt."""

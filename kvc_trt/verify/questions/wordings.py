@@ -1,4 +1,4 @@
-"""How questions are put in words that an engine's tokenizer can spell: as key-value records, or as text."""
+"""Word questions so that an engine's tokenizer can spell them: as key-value records, or as text."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
 
 _MOST_PAIRS = 32
-"""Most records of a prompt."""
+"""The most records in a prompt."""
 NEEDLES = "niah-single-1"
 PROMPTS = ("log-summary", NEEDLES)
-"""Where prompts to be continued come from: the first that the tokenizer can spell."""
+"""The tasks for prompts that are to be continued; the first that the tokenizer can spell is taken."""
 _FIRST_TARGET = 2048
-"""Tokens of text from which a shorter prompt is the end."""
+"""The shortest text in tokens that is generated; a shorter prompt is the end of such a text."""
 _SLACK = 256
-"""Tokens by which a text may be shorter than its target, its answer included."""
+"""The number of tokens by which a text may be shorter than its target, its answer included."""
 _BESIDE_THE_ANSWER = 4
-"""Tokens that an answer may have beside what is asked for."""
+"""The number of tokens that an answer may have beyond those that are asked for."""
 
 
 def is_task_vocabulary(engine: EngineDirectory) -> bool:
@@ -48,14 +48,14 @@ def is_task_vocabulary(engine: EngineDirectory) -> bool:
 
 @dataclass(frozen=True)
 class KeyValueWording:
-    """Records of words in filler; an answer is right if every token of it is."""
+    """Questions about records of words in filler; an answer is right if all its tokens are."""
 
     name: str = "key-value records"
     prompt_text: str = "key-value records"
     is_text: bool = False
 
     def prompts(self, lengths: Sequence[int], seed: int) -> list[list[int]]:
-        """Haystacks with a question, where a length has room for one record; else the end of the shortest one."""
+        """Return records in filler with a question; for a length without room for a record, the end of the shortest."""
         prompts = []
         for index, length in enumerate(lengths):
             pairs = min(_MOST_PAIRS, (length - 1 - QUERY_TOKENS) // RECORD_TOKENS)
@@ -64,7 +64,7 @@ class KeyValueWording:
         return prompts
 
     def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> QuestionSet:
-        """As many records as there are keys and room for."""
+        """Return questions about as many records as there are keys and room for."""
         pairs = max(1, min(_MOST_PAIRS, len(KEYS), (context - 3) // RECORD_TOKENS))
         drawn = [
             generate(seed=seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
@@ -80,7 +80,7 @@ class KeyValueWording:
 
 @dataclass(frozen=True)
 class TextWording:
-    """One needle in filler, asked for in a sentence; an answer is right if it contains what the needle says."""
+    """Questions about one needle in filler text; an answer is right if it contains the needle's value."""
 
     framing: Framing
     needles: Task
@@ -90,16 +90,16 @@ class TextWording:
 
     @property
     def name(self) -> str:
-        """The task, and whether it is asked through the template."""
+        """The task, and whether its prompts use the chat template."""
         return f"{self.needles.name}, {'through the chat template' if self.framing.name == 'chat' else 'plain prompts'}"
 
     @property
     def prompt_text(self) -> str:
-        """The task that prompts to be continued come from."""
+        """The task that makes the prompts for the model to continue."""
         return f"text ({self.text.name})"
 
     def prompts(self, lengths: Sequence[int], seed: int) -> list[list[int]]:
-        """The last tokens of texts, which end with a question, of each length."""
+        """Return for each length the last tokens of a text that ends with a question."""
         prompts = []
         for index, length in enumerate(lengths):
             sample = self._draw(self.text, seed, index, max(length, _FIRST_TARGET) + _SLACK, None)
@@ -107,7 +107,7 @@ class TextWording:
         return prompts
 
     def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> QuestionSet:
-        """Needles at random depths. InputError where the shortest question is longer than `context`."""
+        """Return questions for needles at random depths; InputError if the shortest is longer than `context`."""
         drawn = [self._draw(self.needles, seed, index, context, 0) for index in range(samples)]
         framed = [self.framing.ids(sample, query_aware=placement == "in_prompt") for sample in drawn]
         said = max(len(self.framing.continuation(sample)) for sample in drawn)
@@ -131,7 +131,7 @@ class TextWording:
 
 
 def text_wording(engine: EngineDirectory) -> TextWording | str:
-    """Return the wording as text, or why the engine's tokenizer cannot spell it."""
+    """Return the wording as text, or the reason why the engine's tokenizer cannot spell it."""
     assert engine.tokenizer_file is not None
     tokenizer = task_tokenizer_of(engine.tokenizer_file)
     template = engine.chat_template
@@ -159,7 +159,7 @@ def _check_spelling(tokenizer: TaskTokenizer, framed: Framing, chosen: Task) -> 
 
 
 def wording_for(engine: EngineDirectory) -> Wording | str:
-    """Return the wording that the engine's tokenizer can spell, or why there is none."""
+    """Return the wording that the engine's tokenizer can spell, or the reason why there is none."""
     if engine.tokenizer is None:
         return "the engine has no tokenizer: nothing can be asked of it in words"
     if is_task_vocabulary(engine):

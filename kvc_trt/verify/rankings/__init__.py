@@ -1,1 +1,1 @@
-"""Rankings: prove that two selections of tokens are the same choice, or differ only within rounding."""
+"""Prove that two selections of tokens are the same choice, or differ only within rounding."""

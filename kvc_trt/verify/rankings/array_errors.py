@@ -1,4 +1,4 @@
-"""Errors of arrays: how the results of an executor are compared with those of the reference."""
+"""Measure the errors of an executor's arrays against those of the reference."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ fail it. float16's is 2^-11, and stays inside of the bar. (docs/decisions/0012)"
 
 
 def maximum_error(found: Array, expected: Array) -> float:
-    """Largest difference over the largest expected magnitude (at least 1); NaN if anything is NaN.
+    """Return the largest error, divided by the largest expected magnitude (at least 1); NaN if anything is NaN.
 
-    Differences are what they were before a bfloat16 output was rounded.
+    The error of a bfloat16 output is that before it was rounded (`differences`).
     """
     if not expected.size:
         return 0.0
@@ -23,11 +23,11 @@ def maximum_error(found: Array, expected: Array) -> float:
 
 
 def differences(found: Array, expected: Array) -> Array:
-    """How far off each element was before it was rounded, float64; NaN where either is.
+    """Return the error of each element before it was rounded, float64; NaN where either is NaN.
 
-    For a type in FORGIVEN this is the distance from `expected` to the nearest number that rounds to `found`: a result
-    that is rounded correctly has none, and an error made before the rounding is seen whole. For other types it is the
-    plain absolute difference.
+    For a type in FORGIVEN this is the distance from `expected` to the nearest number that rounds to `found`: a
+    correctly rounded result has the error 0, and an error made before the rounding counts in full. For other types it
+    is the plain absolute difference.
     """
     here, wanted = found.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -39,7 +39,7 @@ def differences(found: Array, expected: Array) -> Array:
 
 
 def exact(found: Array, expected: Array) -> float:
-    """Largest difference; infinite where shapes differ or anything is NaN, which no maximum may hide."""
+    """Return the largest absolute difference; infinity if shapes differ or anything is NaN."""
     if found.shape != expected.shape:
         return float("inf")
     with np.errstate(invalid="ignore"):
@@ -49,5 +49,5 @@ def exact(found: Array, expected: Array) -> float:
 
 
 def larger(one: float, other: float) -> float:
-    """The maximum, NaN winning on either side: a NaN must not hide."""
+    """Return the maximum of two numbers; NaN if either is NaN, so that a NaN is never hidden."""
     return float(np.maximum(one, other))

@@ -1,13 +1,13 @@
-"""Are two index lists the same choice? Equal, or proven in float64 to differ only where rounding can swap scores.
+"""Decide whether two index lists are the same choice: equal, or proven in float64 to differ only by rounding.
 
-Ties are structural here (a max-pool makes plateaus, the tokens of a page share one score), so the lowest index wins by
-rule and lists are compared for equality. Only different summation orders may still swap positions, and a swap is
-admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T, and, where the
-executor has tensor cores, by what they cut off sums (`methods.rankings.rounding.truncated_share`). To this comes,
-absolutely, what weights below float32's normal range lose where an executor makes 0 of them (`lost_to_underflow`).
-Copies of one score never count as a near-tie: an executor that breaks a tie towards the higher index is wrong.
+Ties are structural here (a max-pool makes plateaus, the tokens of a page share one score), so by rule the lowest index
+wins, and lists are compared for equality. Only different orders of summation may still swap positions. A swap is
+admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T, and, if the
+executor has tensor cores, the share that they cut off sums (`methods.rankings.rounding.truncated_share`); and by the
+absolute loss of weights below float32's normal range, of which an executor may make 0 (`lost_to_underflow`). Equal
+scores never count as a near-tie: an executor that breaks a tie towards the higher index is wrong.
 
-The proof is the ranking's, which a kind brings along (`methods.rankings.ranking`). This file compares and counts.
+Proofs are made by the ranking of a kind (`methods.rankings.ranking`). This file compares and counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class IndexComparison:
     near_ties: int = 0
     swapped_tokens: int = 0
     upwards: int = 0
-    """Near-ties with a higher index in place of a lower one: broken ties where the scores were built to tie."""
+    """The number of near-ties with a higher index in place of a lower one: errors if the scores are built to tie."""
     wrong: tuple[str, ...] = ()
 
     def __add__(self, other: IndexComparison) -> IndexComparison:
@@ -46,7 +46,10 @@ class IndexComparison:
 
 
 def compare_lists(expected: Lists, actual: Lists, explain: Callable[[ChosenList], str | None]) -> IndexComparison:
-    """Compare lists `actual` [B, heads, .] with `expected`; `explain` returns why one that differs is wrong, if so."""
+    """Compare lists `actual` [B, heads, .] with `expected`.
+
+    `explain` returns the reason why a list that differs is wrong; None if rounding explains it.
+    """
     result = IndexComparison()
     for row, head in np.ndindex(*expected.shape[:2]):
         found, problem = _difference(row, head, expected, actual)
@@ -65,7 +68,7 @@ def _admitted(found: ChosenList) -> IndexComparison:
 
 
 def _difference(row: int, head: int, expected: Lists, actual: Lists) -> tuple[ChosenList | None, str | None]:
-    """Return a list that differs, or what is wrong with it at first sight; neither if it is the expected one."""
+    """Return a list that differs, or a problem of its form; (None, None) if it equals the expected one."""
     wanted, given = expected[row, head], actual[row, head]
     wanted, taken = wanted[wanted >= 0], given[given >= 0]
     if np.any(given[: taken.size] < 0) or np.any(np.diff(taken) <= 0):
@@ -79,7 +82,7 @@ def _difference(row: int, head: int, expected: Lists, actual: Lists) -> tuple[Ch
 
 
 def count_differences(expected: Lists, actual: Lists) -> IndexComparison:
-    """Count lists that differ, without judging any of them: `near_ties` is their number."""
+    """Count the lists that differ as `near_ties`, without judging any of them."""
     return compare_lists(expected, actual, lambda chosen: None)
 
 
@@ -88,7 +91,7 @@ def compare_kept(
 ) -> IndexComparison:
     """Compare kept positions `actual` [B, G, >=C] with the reference's `expected` on the same inputs.
 
-    Without a ranking nothing is evicted. `truncates`: tensor cores have summed the products.
+    Without a ranking, nothing is evicted. `truncates` says that tensor cores have summed the products.
     """
 
     def explain(chosen: ChosenList) -> str | None:
@@ -118,7 +121,7 @@ def compare_read(
 ) -> IndexComparison:
     """Compare tokens read by one step, `actual` [B, G, .], with the reference's `expected` on the same inputs.
 
-    `truncates`: tensor cores have summed the products.
+    `truncates` says that tensor cores have summed the products.
     """
 
     def explain(chosen: ChosenList) -> str | None:
@@ -132,7 +135,7 @@ def judge_read(
 ) -> tuple[IndexComparison, list[ChosenList]]:
     """Judge tokens read by a step, `given` [B, G, .] or [B, H, .], of an executor whose inputs differ by rounding.
 
-    `own` are the reference's. Lists that differ and that rounding explains are returned too.
+    `own` are the reference's lists. The lists that differ and that rounding explains are returned, too.
     """
     explained = []
 
@@ -156,7 +159,7 @@ def _not_stored(step: Step, chosen: ChosenList) -> str | None:
 
 
 def compare_exactly(choice: ExactList) -> IndexComparison:
-    """Compare lists of one row that must equal one of those expected to the last entry, or differ by underflow."""
+    """Compare lists of one row that must equal one of several expected choices, or differ by underflow alone."""
 
     def explain(chosen: ChosenList) -> str | None:
         return "it is another" if choice.ranked is None else choice.ranked.explain(choice.found, chosen)

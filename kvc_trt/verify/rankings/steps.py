@@ -1,8 +1,8 @@
-"""One step that chooses, against the reference on the same inputs: the lists that it read, and its output over them.
+"""Compare one step that chooses with the reference on the same inputs: the lists that it read, and its output for them.
 
-Where the ranking proves lists on equal inputs, it judges them. Otherwise the reference runs twice, in float32 and in
-float64: a list that equals either of the two is right, since rounding decides where they differ, and one that equals
-neither is wrong.
+If the ranking can prove lists on equal inputs, it judges them. Otherwise the reference runs twice, in float32 and in
+float64: a list that equals either result is right, because rounding decides where the two differ, and any other list
+is wrong.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_read
 def compare_step(
     query: Array, read: ReadByStep, parameters: PolicyParameters, *, exact: bool = False, truncates: bool = False
 ) -> tuple[IndexComparison, float]:
-    """Compare what a step with queries [B,H,D] read; returns the verdict, and the error of the output over the lists.
+    """Compare a step with queries [B,H,D]; return the verdict on its lists, and the error of its output for them.
 
-    `exact` takes the expected output in float64: real queries are larger than random ones, and float32's error grows
-    with them on both sides. `truncates`: tensor cores have summed the products.
+    `exact` computes the expected output in float64: real queries are larger than random ones, and float32's error grows
+    with them on both sides. `truncates` says that tensor cores have summed the products.
     """
     ranking, selection = parameters.selection.ranking(parameters), parameters.selection
     if ranking is None or not ranking.proves_equal_inputs:
@@ -43,7 +43,7 @@ def compare_step(
 
 
 def compare_either(query: Array, read: ReadByStep, parameters: PolicyParameters) -> tuple[IndexComparison, float]:
-    """Compare a step with the reference in float32 and in float64; there is a list per KV head or per query head."""
+    """Compare a step, with a list per KV head or per query head, with the reference in float32 and in float64."""
     single, double = (_select(query, read, parameters, dtype) for dtype in (np.float32, np.float64))
     found, error = IndexComparison(), 0.0
     scale = max(1.0, float(np.abs(double.output.numpy()).max(initial=0.0)))
@@ -57,9 +57,9 @@ def compare_either(query: Array, read: ReadByStep, parameters: PolicyParameters)
 def _judge_row(
     row: int, lists: Array, single: reference.Selection, double: reference.Selection
 ) -> tuple[IndexComparison, Array]:
-    """Return the verdict on one row's lists, and the output [H,D] that is then right.
+    """Return the verdict on one row's lists, and the expected output [H,D] for them.
 
-    The output over each list is that of the run it equals, in double precision where it equals both."""
+    The expected output for a list is that of the run whose list it equals; of the float64 run if it equals both."""
     chosen = [run.selected for run in (double, single) if run.selected is not None]
     width = max(lists.shape[-1], *(tensor.shape[-1] for tensor in chosen))
     lists, *expected = (_as_wide(table, width) for table in (lists, *(tensor[row].numpy() for tensor in chosen)))
@@ -84,7 +84,7 @@ def _select(query: Array, read: ReadByStep, parameters: PolicyParameters, dtype:
 
 
 def _as_wide(lists: Array, width: int) -> Array:
-    """Return lists [L,k] as [L,width], -1 past the end."""
+    """Return lists [L,k] padded to [L,width] with -1."""
     return np.pad(lists, ((0, 0), (0, width - lists.shape[1])), constant_values=-1)
 
 

@@ -1,7 +1,7 @@
-"""The rung of codes: does a cache that has a format hold the codes of the engine's own keys and values, bit for bit?
+"""The rung of codes: check bit for bit that a cache with a format holds the codes of the engine's own keys and values.
 
-These keys and values must be close to the reference's. From the codes the reference goes on by itself, here and in the
-rungs above: a code beside an edge, or a scale, which changes a whole vector, may be rounded otherwise there.
+These keys and values must be close to the reference's. In this rung and those above, the reference continues with the
+engine's codes, because it might round a code, or a scale that changes a whole vector, in another direction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_codes(tested: EngineUnderTest, rung: Rung) -> None:
-    """Compare what every cache holds after a prompt and each step, and what it was made of."""
+    """Compare the contents of every cache after a prompt and its steps, and the exact keys and values behind them."""
     if not tested.has_codes:
         rung.reason = "the caches hold keys and values as they are computed"
         return
@@ -32,7 +32,7 @@ def check_codes(tested: EngineUnderTest, rung: Rung) -> None:
 
 
 def codes_checks(found: CodesFound, of: str = "") -> list[Check]:
-    """Return the checks of stored vectors, and of page bounds where there are any; `of` says of what run they are."""
+    """Return the checks of stored vectors, and of page bounds if there are any; `of` is the prefix of their names."""
     codes = at_most(f"{of}codes unlike their vectors'", f"{found.vectors} vectors", found.wrong, 0, found.first)
     if not found.bounds:
         return [codes]
@@ -42,7 +42,7 @@ def codes_checks(found: CodesFound, of: str = "") -> list[Check]:
 
 
 def keys_check(off: KeysOff, bar: float, of: str = "") -> Check:
-    """Return the check of exact keys and values against the reference's."""
+    """Return the check of the engine's exact keys and values against the reference's."""
     error, place = off.worst
     note = f"relative to the largest element of the same tokens, at least 1; the largest is that of {place}"
     detail = "" if error <= bar else place

@@ -1,7 +1,7 @@
-"""Two controls without which the ladder could pass an engine that does something else.
+"""Two controls without which an engine that does not follow its policy could pass the ladder.
 
-A batch within the budget must equal the dense twin bit for bit; and where a prompt is longer than the budget,
-compression must have been active: measured from what the operators returned, not from what the parameters promise.
+A batch within the budget must equal the dense twin bit for bit; and for a prompt longer than the budget, compression
+must be active, as measured by the operators' results and not by the engine's parameters.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MOST_STEPS = 8
 
 
 def dense_limit(parameters: PolicyParameters, layers: int) -> int:
-    """Stored tokens up to which every row of a batch is promised the dense engine's bits."""
+    """Return the number of stored tokens up to which every row equals the dense engine's bit for bit."""
     rules = [group.parameters for layer in range(layers) for group in parameters.groups(layer)]
     return min([parameters.slice_limit, *(_all_kept(rule) for rule in rules if rule.compresses)])
 
 
 def _all_kept(rule: PolicyParameters) -> int:
-    """The longest prompt of which nothing is evicted."""
+    """Return the longest prompt of which nothing is evicted."""
     if not rule.eviction.evicts:
         return rule.capacity
     return rule.longest_whole if rule.division is None else rule.division.smallest
@@ -68,7 +68,7 @@ def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
 
 
 def check_activity(tested: EngineUnderTest, rung: Rung) -> None:
-    """Control (b): evicted where a prompt is longer than the budget, and read no more than k where it does not fit."""
+    """Control (b): prompts longer than the budget are evicted, and steps of longer rows read at most k tokens."""
     parameters = tested.engine.parameters
     if not parameters.compresses:
         rung.reason = "a full engine compresses nothing"
@@ -82,7 +82,7 @@ def check_activity(tested: EngineUnderTest, rung: Rung) -> None:
 
 
 def _eviction(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[Check]:
-    """Prompt tokens stored and kept, in every cache that evicts, of the longest prompt."""
+    """Return checks of the longest prompt's tokens, stored and kept, in every cache that evicts."""
     batch, lists, stored = tested.batch, tested.observed.kept, tested.engine_run.cache_lengths
     row = int(np.argmax(batch.prompt_lengths))
     logical = int(batch.prompt_lengths[row])
@@ -104,7 +104,7 @@ def _eviction(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[C
 
 
 def _selection(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[Check]:
-    """Tokens read by the steps of rows that do not fit, counted in the operator's own lists."""
+    """Return checks of the tokens read by steps of rows longer than the budget, counted in the operators' lists."""
     observed = tested.observed
     choosing = [site for site in tested.sites if site.parameters.reads_a_part]
     steps, counts = 0, [0]

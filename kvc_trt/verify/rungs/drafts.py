@@ -1,8 +1,8 @@
-"""The draft graph on the whole model: passes along known tokens, of which some are rejected, against the reference.
+"""Check the draft graph on the whole model: passes along known tokens, some of them rejected, against the reference.
 
-Each token of a draft stands for a decode step. So its logits are judged by the reference's steps along the same tokens,
-and what it reads by the reference on what it really got: entries and page bounds without the tokens after it. After a
-rejection nothing of the rejected tokens may be left: two passes that differ in these alone leave equal bits.
+Each token of a draft replaces a decode step. So its logits are judged by the reference's steps along the same tokens,
+and the slots that it reads by the reference on its own inputs: entries and page bounds without the tokens after it. A
+rejection must remove every trace of the rejected tokens: two passes that differ only in these leave equal bits.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ Int64 = NDArray[np.int64]
 
 
 class ObservedDrafts(ObservedExecutor, DraftExecutor, Protocol):
-    """An executor that checks drafts and shows what their tokens read."""
+    """An executor that checks drafts and exposes the slots that their tokens read."""
 
 
 @dataclass
 class DraftsRun:
-    """Passes along given tokens, and what was found in them."""
+    """The results of passes along given tokens."""
 
     logits: list[NDArray[np.float32]]
-    """[B,vocab] after the prompt and after each token that a pass kept."""
+    """[B,vocab]: the logits after the prompt and after each token that a pass kept."""
     read: dict[int, list[Array]] = field(default_factory=dict)
-    """Per cache, the slots that each kept token read; empty where the executor does not show them."""
+    """Per cache, the slots that each kept token read; empty if the executor does not expose them."""
     inputs: dict[int, list[StepInputs]] = field(default_factory=dict)
-    """Per cache, what each kept token chose by."""
+    """Per cache, the inputs of each kept token's choice."""
     selection: IndexComparison = field(default_factory=IndexComparison)
     output_error: float = 0.0
     passes: int = 0
     compared: int = 0
-    """Tensors and logits that two passes with other rejected tokens left."""
+    """The number of tensors and logits compared after two passes with different rejected tokens."""
     unequal: int = 0
-    """Those of them that are not equal bit for bit."""
+    """The number of those that are not equal bit for bit."""
 
 
 def check_drafts(tested: EngineUnderTest) -> list[Check]:
@@ -93,7 +93,7 @@ def check_drafts(tested: EngineUnderTest) -> list[Check]:
 
 
 def _reference_checks(tested: EngineUnderTest, found: DraftsRun, stored: StoredTokens | None) -> list[Check]:
-    """Compare with the reference's steps, under the passes' codes and choices, or under those of steps if passes show
+    """Compare with the reference's steps, under the codes and choices of the passes, or of steps if passes expose
     none."""
     bar = tested.thresholds.logits_max_error
     if stored is None:
@@ -127,7 +127,7 @@ def _names(op: Watched) -> tuple[str, ...]:
 
 
 class _Passes:
-    """Feeds the tokens that the engine's steps were fed, by passes that keep 1, 2, ... of theirs in turn."""
+    """Feeds the tokens of the engine's steps again with passes that in turn keep 1, 2, ... of their tokens."""
 
     def __init__(
         self, tested: EngineUnderTest, executor: ObservedDrafts, watched: Sequence[Sequence[Watched]],
@@ -172,14 +172,14 @@ class _Passes:
         return self._found
 
     def _pass(self, step: int, kept: int) -> CheckedDraft:
-        """Run a pass of which the first `kept` tokens are the path's, and the others are not."""
+        """Run a pass whose first `kept` tokens are those of the engine's steps, and whose others differ from them."""
         tokens, vocabulary = self._path[step : step + self._tokens].copy(), self._executor.limits.vocab_size
         others = tokens[kept:]
         tokens[kept:] = (others + self._random.integers(1, vocabulary, others.shape)) % vocabulary
         return self._executor.check_draft(tokens, self._positions + step, self._lengths)
 
     def _store(self, step: int, kept: int) -> None:
-        """Take in what the pass stored of the tokens that are kept."""
+        """Record the vectors that the pass stored for the kept tokens."""
         for token in range(kept if self._stored is not None else 0):
             assert self._stored is not None
             positions, lengths = self._positions + step + token, self._lengths + token + 1
@@ -191,7 +191,7 @@ class _Passes:
                 self._executor.take_back(row, undo, self._lengths[:, row], kept)
 
     def _compare_rejections(self, step: int, kept: int) -> None:
-        """Run a pass twice with other rejected tokens, from the same state, and compare what is left; then restore."""
+        """Run a pass twice from the same state with different rejected tokens, compare the remains, and restore it."""
         before = [
             {name: tensor.copy() for name, tensor in self._executor.read_row(row).items()}
             for row in range(len(self._positions))
@@ -207,7 +207,7 @@ class _Passes:
         self._found.unequal += sum(one != other for one, other in zip(*left, strict=True))
 
     def _digests(self, fed: int, lengths: Int64) -> Iterator[bytes]:
-        """Yield a digest of what is in use of every tensor that steps write, row by row, after `fed` tokens."""
+        """Yield for each row digests of the parts in use of all tensors that steps write, after `fed` tokens."""
         for row, start in enumerate(self._positions):
             tensors = self._executor.read_row(row)
             for site in self._tested.sites:
@@ -216,7 +216,7 @@ class _Passes:
                     yield hashlib.sha256(tensors[name][part].tobytes()).digest()
 
     def _judge(self, kept: int) -> None:
-        """Judge what each kept token read, on the inputs that it really got."""
+        """Judge the slots that each kept token read, on its own inputs."""
         executor, rows = self._executor, len(self._positions)
         for token, operators in enumerate(self._watched[:kept]):
             for op in operators:
@@ -236,7 +236,7 @@ class _Passes:
 def _parts_in_use(site: CacheSite, entries: Mapping[str, int]) -> Iterator[tuple[str, tuple[slice, ...]]]:
     """Yield each tensor of a row's cache that steps write, and the part of it that is in use.
 
-    `entries` are the stored ones along an axis of slots, C, and of positions, L.
+    `entries` has the number of stored entries along an axis of slots, C, and along one of positions, L.
     """
     form = site.parameters.cache_format
     for tensor in (K_CACHE, V_CACHE, *site.parameters.selection.state):

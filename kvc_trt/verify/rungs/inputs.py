@@ -21,9 +21,9 @@ from kvc_trt.policies import PolicyParameters
 from kvc_trt.reference.softmax import PLAIN, Softmax
 
 _LONGEST_PROMPT, _MOST_SLOTS = 4096, 4096
-"""Sizes of a case where nothing depends on them: small enough for a quick check of a 128K engine."""
+"""The sizes of a case if nothing depends on them, small enough for a quick check of an engine for 128K tokens."""
 _MOST_ELEMENTS = 1 << 26
-"""The most elements of one cache of a case, where rows can be divided among cases."""
+"""The most elements of one cache in a case, if rows can be divided among cases."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AttentionCase:
 
 
 def softmax_of_case(config: ModelConfig, seed: int) -> Softmax:
-    """Return a softmax of the model's form; sinks are as large as logits, and of the types that engines have."""
+    """Return a random softmax of the model's form; sinks are as large as logits, in the types that engines have."""
     cap, heads = config.description.attention_softcap, config.num_attention_heads
     if not config.description.attention_sinks:
         return Softmax(cap)
@@ -47,7 +47,7 @@ def softmax_of_case(config: ModelConfig, seed: int) -> Softmax:
 
 
 def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[PromptCase]:
-    """Prompts around every border of the rule: shorter than the window, just kept whole, one longer, and long."""
+    """Yield prompts around every border of the rule: shorter than the window, just kept whole, one longer, and long."""
     budget, evicts = parameters.prompt_budget, parameters.eviction.evicts
     longest = min(parameters.max_input_len, max(_LONGEST_PROMPT, 2 * budget if evicts else 0))
     slots = -(-longest // PROMPT_BLOCK) * PROMPT_BLOCK
@@ -73,10 +73,10 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
 
 
 def step_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[StepCase]:
-    """Steps at every border: rows that just fit, one over, a page boundary, and the last free slot.
+    """Yield steps at every border: rows that just fit, one over, a page boundary, and the last free slot.
 
-    Rows of a case share a batch, unless caches are so long that each row gets a case of its own, the shortest and the
-    longest of each kind.
+    Rows of a case share a batch. If caches are very long, each row gets its own case, only the shortest and the longest
+    of each kind.
     """
     capacity = _step_slots(parameters)
     limit = min(parameters.dense_limit, capacity)
@@ -121,10 +121,10 @@ def _step_case(
 def attention_cases(
     config: ModelConfig, dtype: str, seed: int, precision: PrefillPrecision = "f32", window: int | None = None
 ) -> list[AttentionCase]:
-    """Cases of one block of queries, and of several, with a `window` more tokens than it has.
+    """Return cases of one block of queries, and of several; with a `window`, more tokens than it has.
 
-    Where prefill computes in bf16, they hold numbers of that type: what rounding the operator's inputs costs belongs to
-    what made them, as in an engine whose caches are bfloat16.
+    If prefill computes in bf16, the inputs hold numbers of that type, because the error of rounding inputs belongs to
+    the operator that made them, as in an engine whose caches are bfloat16.
     """
     rng = np.random.default_rng(seed)
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
@@ -138,12 +138,12 @@ def attention_cases(
 
 
 def enough_slots(parameters: PolicyParameters) -> int:
-    """Cache slots to test with where bodies read their number from the cache: enough of them to reach every branch."""
+    """Return enough cache slots to reach every branch, for bodies that read the number of slots from the cache."""
     return min(parameters.capacity, max(_MOST_SLOTS, 2 * min(parameters.dense_limit, parameters.capacity)))
 
 
 def _step_slots(parameters: PolicyParameters) -> int:
-    """Cache slots to test steps with: the bodies of those that choose contain the engine's own number."""
+    """Return the cache slots for testing steps: the engine's own number for steps that choose, whose bodies have it."""
     chooses = parameters.reads_a_part or parameters.evicts_while_decoding
     return parameters.capacity if chooses else enough_slots(parameters)
 
@@ -153,7 +153,7 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Float:
 
 
 def repeated(rng: np.random.Generator, shape: tuple[int, ...], *, run: int, distinct: int) -> Float:
-    """Keys of which whole runs of `run` slots are copies of one of `distinct` runs."""
+    """Return random keys in which each run of `run` slots is a copy of one of `distinct` runs."""
     batch, groups, slots, size = shape
     runs = _normal(rng, (batch, groups, distinct, run, size))
     picks = rng.integers(distinct, size=(batch, groups, -(-slots // run)))

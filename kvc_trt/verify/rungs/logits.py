@@ -1,4 +1,4 @@
-"""Rung 2: logits along given tokens, engine against reference, and where they first differ."""
+"""Rung 2: compare the engine's logits along given tokens with the reference's, and find their first difference."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Difference:
 
     figures: ErrorFigures
     near_equal: int
-    """Top-1 differences between logits that nearly tie."""
+    """The number of top-1 differences between logits that nearly tie."""
     unexplained: int
-    """Top-1 differences between logits that do not nearly tie."""
+    """The number of top-1 differences between logits that do not nearly tie."""
 
 
 def difference(found: Logits, expected: Logits, near_equal_logits: float) -> Difference:
-    """Errors of `found`; KL is that of its next-token distribution from the expected one."""
+    """Return the errors of `found`; KL is the divergence of its next-token distribution from the expected one."""
     if not np.isfinite(found).all():
         return Difference(ErrorFigures(float("nan"), float("nan"), 0.0, 0), 0, found.shape[0] * found.shape[1])
     scale = max(1.0, float(np.abs(expected).max()))
@@ -68,7 +68,7 @@ def _log_softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def check_logits(tested: EngineUnderTest) -> list[Check]:
-    """Fill the columns of the error table; the checks are on the engine's own half."""
+    """Fill the columns of the error table, and return the checks, which are of the engine's own error."""
     bars, batch, run = tested.thresholds, tested.batch, tested.judged_run
     with tested.phase("reference"):
         ours = tested.reference_run
@@ -103,7 +103,7 @@ def check_logits(tested: EngineUnderTest) -> list[Check]:
 
 
 def _check_ranges(ranges: Ranges) -> Check:
-    """The first failed check of this rung, since everything after a tensor that leaves its range follows from it."""
+    """Return the check of activations' ranges, which comes first: a tensor beyond its range explains later failures."""
     name = f"activations beyond {ranges.activations}"
     return at_most(name, f"{ranges.measured} tensors", len(ranges.beyond), 0, ranges.first, "in the reference")
 

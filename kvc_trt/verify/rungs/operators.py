@@ -58,14 +58,14 @@ NOTHING_COMPARED = IndexComparison()
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of running one operator: index lists judged, and errors relative to the largest reference value."""
+    """The result of running one operator: judged index lists, and errors relative to the largest reference value."""
 
     indices: IndexComparison = NOTHING_COMPARED
     value_error: float = 0.0
     copy_error: float = 0.0
-    """Error of what is merely moved (caches, bounds, lengths); nothing but 0 is right."""
+    """The error of values that are only moved (caches, bounds, lengths); only 0 is right."""
     computes: bool = False
-    """True if anything is computed to within rounding, so that `value_error` means something."""
+    """True if the operator computes values with rounding, so that `value_error` has a meaning."""
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
@@ -84,7 +84,7 @@ def check_operators(
     seed: int = 0,
     options: RunOptions = DEFAULTS,
 ) -> tuple[list[Check], IndexComparison]:
-    """Run each operator of the graphs alone; returns the checks and what was compared and admitted."""
+    """Run each operator of the graphs alone; return the checks, and the counts of lists compared and admitted."""
     dtype = engine.model.dtype
     checks: list[Check] = []
     admitted = IndexComparison()
@@ -124,7 +124,7 @@ def check_operators(
 
 
 def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters, *, truncates: bool = False) -> Outcome:
-    """Run one operator on one case. `truncates`: tensor cores have summed the products of scores."""
+    """Run one operator on one case. `truncates` says that tensor cores have summed the products of scores."""
     if isinstance(case, AttentionCase):
         window = parameters.capacity if parameters.slides else None
         return _run_prefill_attention(operator, case, window)
@@ -143,7 +143,7 @@ def _prompt_runs() -> Mapping[str, PromptRun]:
 
 
 def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
-    """A model of the heads that one cache serves."""
+    """Return a model with only the heads that one cache serves."""
     kv_heads = cache_heads(model, site)
     served = model.num_key_value_heads if site.kv_heads is None else len(site.kv_heads)
     return replace(model, num_attention_heads=served * model.group_size, num_key_value_heads=kv_heads)
@@ -172,14 +172,17 @@ def _checks(operator: EngineOperator, names: Sequence[str], outcome: Outcome, ba
 
 
 def index_check(name: str, found: IndexComparison, where: str = "") -> Check:
-    """The verdict on index lists: none may be wrong; near-ties are counted beside."""
+    """Return the check of index lists, of which none may be wrong; its detail has the number of near-ties."""
     ties = f"{found.near_ties} near-ties" if found.near_ties else ""
     detail = "; ".join(filter(None, [*found.wrong[:1], ties]))
     return at_most(name, f"{found.compared} lists", len(found.wrong), 0, detail, where)
 
 
 def _strict(case: PromptCase | StepCase | TurnCase, outcome: Outcome) -> Outcome:
-    """Where equal columns score, a higher index in place of a lower one is a broken tie, not rounding."""
+    """Return the outcome; for a case of exact ties, lists that prefer a higher index are counted as wrong.
+
+    Equal columns have equal scores, so rounding cannot explain such a list.
+    """
     found = outcome.indices
     if not case.ties or not found.upwards:
         return outcome
@@ -196,13 +199,13 @@ def _run_prefill_attention(operator: EngineOperator, case: AttentionCase, window
 
 
 def _as_rounded(output: Array) -> Array:
-    """An output that was rounded to bfloat16 and widened again, in the type that says so; others as they are."""
+    """Return an output as bfloat16 if it was rounded to that type and widened again; otherwise unchanged."""
     rounded = output.astype(numpy_dtype("bfloat16"))
     return rounded if bool((rounded.astype(output.dtype) == output).all()) else output
 
 
 def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyParameters, layers: int) -> Outcome:
-    """Cosines at random and in eighths, which repeat; the integers must be the reference's."""
+    """Run KvcLayerBudgets on random cosines, and on eighths, which repeat; the integers must equal the reference's."""
     division, lengths = rule.division, case.prompt_lengths
     assert division is not None
     shape, rng = (layers, len(lengths)), np.random.default_rng(len(case.name))
@@ -219,7 +222,7 @@ def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyP
 
 
 def _judged(case: PromptCase | StepCase | TurnCase, found: Found, rule: PolicyParameters, truncates: bool) -> Outcome:
-    """Compare an operator's results: lists by the proof that goes with them, arrays by their largest error."""
+    """Compare an operator's results with the expected ones: lists by their proof, arrays by their largest error."""
     outcome = Outcome(computes=bool(found.computed))
     for choice in found.chosen:
         outcome += _judged_choice(case, choice, rule, truncates)

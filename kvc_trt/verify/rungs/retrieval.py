@@ -1,9 +1,9 @@
-"""Rung 4: does the model still find what it is asked for? Accuracy with the full cache, and compressed.
+"""Rung 4: measure the accuracy of retrieval with the full cache and with the compressed one.
 
-Needles in text of any model with a tokenizer, through its chat template where it has one; records of words of the one
-model whose vocabulary they are. Asked twice: with the query inside the prompt, where the observation window sees it,
-and arriving after compaction, where eviction could not know what will be asked. What the policy loses is reported, not
-judged: the budget decides it. That the engine answers as the reference does is judged.
+Any model with a tokenizer is asked for needles in text, through its chat template if it has one; the model with the
+vocabulary of the key-value task is asked for records of words. Each question is asked twice: with the query inside the
+prompt, where the observation window sees it, and after compaction, when eviction could not know the query. The policy's
+loss is reported and not judged, because it depends on the budget. The engine must answer as the reference does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Answers = list[tuple[int, ...]]
 
 _MOST_ROWS = 8
 _MOST_ROWS_WITH_CODES = 2
-"""Of rows whose keys and values are exposed, in every layer."""
+"""The most rows at once if the keys and values of every layer are exposed."""
 _ROWS_BYTES = 1 << 30
-"""Most bytes that the full caches of rows answered together take."""
+"""The most bytes that the full caches of all rows answered together may take."""
 _NOTICEABLE = 3.0
-"""A difference of more standard errors than this gets a separate line."""
+"""A difference of more standard errors than this gets a line of its own."""
 
 
 def check_retrieval(tested: EngineUnderTest, rung: Rung) -> None:
@@ -60,7 +60,7 @@ def check_retrieval(tested: EngineUnderTest, rung: Rung) -> None:
 
 
 def _answers_to(tested: EngineUnderTest, wording: Wording, samples: int) -> int:
-    """Return how many answers questions take: of the engine, of its dense twin, and of the reference to some."""
+    """Return the number of answers to `samples` questions: of the engine, of its dense twin, and of the reference."""
     engines = 1 + tested.engine.parameters.compresses
     return engines * samples + tested.plan.reference_samples(samples, text=wording.is_text)
 
@@ -95,9 +95,9 @@ def _ask(
 
 
 def answers(session: Session, asked: QuestionSet, advance: Advance) -> Answers:
-    """Greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted.
+    """Return greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted.
 
-    `advance` is told of each answer.
+    `advance` is called after each answer.
     """
     requests = [
         Request(
@@ -142,7 +142,8 @@ def _against_reference(
 def _expected(tested: EngineUnderTest, questions: Sequence[Question], given: Answers) -> Greedy:
     """Return the reference's answers to questions whose late queries are equally long.
 
-    Where caches have a format, they are what the reference says along the engine's answers, from the engine's codes.
+    If caches have a format, the reference is fed the engine's answers and continues with the engine's codes; its
+    answers are then its best tokens along them.
     """
     query = np.array([question.query_ids for question in questions], np.int64).T
     batch, answers = batch_of([question.prompt_ids for question in questions]), np.array(given, np.int64).T
@@ -155,7 +156,7 @@ def _expected(tested: EngineUnderTest, questions: Sequence[Question], given: Ans
 
 
 def _alike(questions: Sequence[Question], most: int) -> list[list[int]]:
-    """Numbers of questions whose late queries are equally long, a few at a time: they are decoded together."""
+    """Return groups of at most `most` questions, by number, whose late queries are equally long, to decode together."""
     by_length: dict[int, list[int]] = {}
     for number, question in enumerate(questions):
         by_length.setdefault(len(question.query_ids), []).append(number)
@@ -163,7 +164,7 @@ def _alike(questions: Sequence[Question], most: int) -> list[list[int]]:
 
 
 def _rows_for(model: ModelConfig, sequence: int) -> int:
-    """Rows of `sequence` tokens that are answered together."""
+    """Return the number of rows of `sequence` tokens that are answered together."""
     values = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_size * sequence
     return max(1, min(_MOST_ROWS, _ROWS_BYTES // (4 * values)))
 

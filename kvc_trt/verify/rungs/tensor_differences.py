@@ -1,8 +1,8 @@
-"""Find the tensors in which two runs of one graph differ, by Polygraphy's comparison, near-ties aside.
+"""Find the tensors in which two runs of one graph differ, by Polygraphy's comparison, except for near-ties.
 
-Where a policy selects, two executors may rightly choose different tokens: scores that are equal to rounding swap. Each
-side's choice is then judged against the reference on the inputs it got; if both hold, what follows from the choice is
-not compared.
+If a policy selects tokens, two executors may rightly choose different ones, because rounding can swap nearly equal
+scores. Each side's choice is then judged against the reference on its own inputs; if both are right, tensors that
+depend on the choice are not compared.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ Values = Mapping[str, Array]
 
 
 def tensor_names(model: ModelProto) -> list[str]:
-    """Every tensor that a node of the graph computes, in the graph's order, without constants."""
+    """Return the names of all tensors that the graph's nodes compute, in their order, without constants."""
     return [name for node in model.graph.node if node.op_type != "Constant" for name in node.output if name]
 
 
 @dataclass(frozen=True)
 class Judge:
-    """The bars by which two runs of a graph agree."""
+    """The graph, and the bars by which two of its runs agree."""
 
     graph: str
     """prefill or decode."""
     model: ModelProto
     engine: EngineDirectory
     choosers: Sequence[Watched]
-    """Nodes of the graph that choose tokens."""
+    """The nodes of the graph that choose tokens."""
     batch: Batch
     bar: float
-    """Largest error of a float tensor, over its largest value; integers are equal."""
+    """The largest error of a float tensor, divided by its largest value; integers must be equal."""
     near_ties: NearTies
-    """Counts the lists that were excused."""
+    """The counts of lists that were admitted as near-ties."""
     blocks: Sequence[StoredBlock] = ()
     """The tokens that the graph stores in caches that have a format."""
 

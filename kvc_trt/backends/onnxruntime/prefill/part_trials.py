@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 FEW_TOKENS, MANY_TOKENS = 4 * PROMPT_BLOCK, 16 * PROMPT_BLOCK
-"""Keys that a trial reads. Times at other lengths are calculated from these two."""
+"""The numbers of keys that trials read. Times at other lengths are calculated from these two."""
 TRIAL_SECONDS = 0.04
-"""So long a trial is repeated; the median counts. An engine has about a dozen, and waits for all of them to start."""
+"""The time for which a trial is repeated; the median counts. An engine's start waits for about a dozen trials."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TokenRows:
     """The form of a value that has rows for the tokens of one prompt."""
 
     shape: tuple[int, ...]
-    """The size of the token axis means nothing."""
+    """The shape; the size of the token axis has no meaning."""
     axis: int
     dtype: np.dtype[Any]
 
@@ -81,7 +81,7 @@ class Trials:
         return self._rates[part.session]
 
     def store_rates(self, part: LoadedPart) -> Rates:
-        """Return what storing costs; nothing for a part that also reads what earlier ones stored, which is little."""
+        """Return the cost of storing; none for a part that also reads values stored by earlier ones: it is little."""
         if any(name not in self.rows and name != LENGTHS for name in part.part.inputs):
             return Rates(0.0, 0.0)
         # Beyond the budget, where there is something to evict. A prompt that can never be as long evicts nothing.

@@ -1,8 +1,8 @@
-"""Engines of one model that prefill the same prompts: what they have in common is computed once per prompt.
+"""Engines of one model that prefill the same prompts compute the common part of their prefills once per prompt.
 
-Prefill is nearly all of what a short answer to a long prompt costs, and dozens of policies read the same prompts. An
-executor here takes the values of its graph's trunk (`split_prefill.py`) from a store that remembers them, and runs its
-own head on them. What it returns is what the engine's whole prefill graph returns for each prompt alone, bit for bit.
+Prefill takes nearly all of the time of a short answer to a long prompt, and dozens of policies read the same prompts.
+An executor here takes the values of its graph's trunk (`split_prefill.py`) from a store, and runs its own head on them.
+Its results equal those of the engine's whole prefill graph for each prompt alone, bit for bit.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
 
 Value = Union["OrtValue", NDArray[Any]]
-"""As ONNX Runtime returned it, or in a file."""
+"""A value returned by ONNX Runtime, or an array in a file."""
 Values = Mapping[str, Value]
 Int64 = NDArray[np.int64]
 
 
 REMEMBERED_BYTES = 2 << 30
-"""Most bytes of values that are remembered in memory; the others are kept in files beside the weights."""
+"""The most bytes of values that are kept in memory; further values are kept in files beside the weights."""
 PREPACK_UP_TO_BYTES = 64 << 20
 """Float weights up to this size are copied for the decode of every engine; dozens of engines are open at a time."""
 
 
 class SharedPrefill:
-    """The trunks of one weight file, and what they returned for recent prompts.
+    """The trunks of one weight file, and their values for recent prompts.
 
-    Engines announce what they will read (`split`) before the first of them runs: one run then serves all.
+    Engines announce the values that they read (`split`) before the first of them runs, so that one run serves all.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -69,7 +69,7 @@ class SharedPrefill:
         """The number of prompts that were computed rather than remembered."""
 
     def split(self, program: Program) -> SplitPrefill:
-        """The two halves of an engine's prefill graph; the store notes what the second reads."""
+        """Return the two halves of an engine's prefill graph, and record the values that the second one reads."""
         halves = split_prefill(read_graph(program.prefill))
         with self._lock:
             self._weights = self._weights or SharedWeights(program.weight_file)
@@ -77,7 +77,7 @@ class SharedPrefill:
         return halves
 
     def values(self, halves: SplitPrefill, input_ids: Int64, prompt_lengths: Int64) -> Values:
-        """The logits, and every value that announced heads read, of prompts [B,S] of lengths [B]."""
+        """Return the logits of prompts [B,S] of lengths [B], and every value that announced heads read."""
         digest = hashlib.sha256(input_ids.tobytes() + prompt_lengths.tobytes()).hexdigest()
         key = halves.identity, f"{input_ids.shape}{digest}"
         with self._lock:
@@ -88,23 +88,23 @@ class SharedPrefill:
             return found
 
     def types(self, halves: SplitPrefill) -> dict[str, str]:
-        """ONNX Runtime's names of the element types of the trunk's values."""
+        """Return ONNX Runtime's names of the element types of the trunk's values."""
         with self._lock:
             return {output.name: output.type for output in self._session(halves).get_outputs()}
 
     def forget(self) -> None:
-        """Drop the remembered values: the next prompts are others."""
+        """Drop the stored values, because the next prompts are others."""
         with self._lock:
             self._values.clear()
             self._in_memory.clear()
 
     def _drop(self, key: tuple[str, str]) -> None:
-        """Forget one prompt."""
+        """Drop the values of one prompt."""
         self._values.pop(key, None)
         self._in_memory.pop(key, None)
 
     def _kept(self, key: tuple[str, str], values: Mapping[str, OrtValue]) -> Values:
-        """The values as they are, or in files where memory for them is used up."""
+        """Return the values unchanged, or mapped from files if the memory for them is used up."""
         size = sum(value.tensor_size_in_bytes() for value in values.values())
         if sum(self._in_memory.values()) + size <= REMEMBERED_BYTES:
             self._in_memory[key] = size
@@ -124,7 +124,7 @@ class SharedPrefill:
         return dict(zip(names, binding.get_outputs(), strict=True))
 
     def _session(self, halves: SplitPrefill) -> InferenceSession:
-        """The trunk with every announced value as an output; loaded again when an engine announced more."""
+        """Return the trunk's session with every announced value as an output; it is reloaded if values were added."""
         wanted = frozenset(self._between[halves.identity])
         loaded = self._sessions.get(halves.identity)
         if loaded is None or loaded[0] != wanted:
@@ -135,7 +135,7 @@ class SharedPrefill:
 
 
 class SharingExecutor(OnnxRuntimeExecutor):
-    """An engine whose prefill begins in the store; decoding is its own."""
+    """The executor of an engine whose prefill takes the trunk's values from the store."""
 
     def __init__(self, program: Program, shared: SharedPrefill, halves: SplitPrefill, options: RunOptions) -> None:
         super().__init__(program, options)
@@ -150,7 +150,7 @@ class SharingExecutor(OnnxRuntimeExecutor):
     @property
     @override
     def cuts_prefill(self) -> bool:
-        """True if a prefill can run in several slices: the store computes the trunk at once."""
+        """False: a prefill cannot run in slices, because the store computes the trunk at once."""
         return False
 
     @cached_property
@@ -202,25 +202,25 @@ class SharingExecutor(OnnxRuntimeExecutor):
 
 
 class OnnxRuntimePrograms:
-    """Opens engines that exist in memory only; with a store, they begin their prefills there."""
+    """Opens engines that exist only in memory; with a store, their prefills share the trunk's values."""
 
     def __init__(self, options: RunOptions, shared: SharedPrefill | None) -> None:
         self._options, self._shared = options, shared
 
     def open(self, program: Program) -> OnnxRuntimeExecutor:
-        """Return an executor of the program, and tell the store what it will read."""
+        """Return an executor of the program, and announce the values that it reads to the store."""
         if self._shared is None:
             return OnnxRuntimeExecutor(program, self._options)
         return SharingExecutor(program, self._shared, self._shared.split(program), self._options)
 
     def forget(self) -> None:
-        """Drop what the store remembers."""
+        """Drop all values in the store."""
         if self._shared is not None:
             self._shared.forget()
 
 
 def _in_file(array: NDArray[Any], directory: Path) -> NDArray[Any]:
-    """The array mapped from a file without a name, which is gone when the array is."""
+    """Return the array mapped from an unnamed file, which is removed together with the array."""
     with tempfile.TemporaryFile(dir=directory) as file:
         try:
             array.tofile(file)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 EVEN_TRIES = 12
-"""Limits that are tried below a given one: the longest block gets within a thousandth of the shortest possible."""
+"""The number of limits tried below a given one: the longest block then is within 0.1% of the shortest possible."""
 Measured: TypeAlias = tuple[int, int, float]
-"""The queries of a block, first and end, and the seconds that it took."""
+"""The first query of a block, the end of its queries, and the seconds that it took."""
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class Rates:
     token_seconds: float
     pair_seconds: float
     block_seconds: float = 0.0
-    """For each block, however small: its matrices are laid out anew."""
+    """The additional seconds of each block, whatever its size, for packing its matrices."""
 
     def seconds(self, first: int, last: int) -> float:
-        """Return the time for the queries `first` to `last`, which read all keys up to themselves."""
+        """Return the seconds for the queries `first` to `last`, which read all keys up to themselves."""
         return self.block_seconds + self.token_seconds * (last - first) + self.pair_seconds * _pairs(first, last)
 
 
 def fitted(near: Measured, far: Measured) -> Rates:
-    """Return the rates that give two measurements, of which `far` has more pairs per token."""
+    """Return the rates that reproduce two measurements, of which `far` has more pairs per token."""
     per_token = [(seconds / (last - first), (first + last) / 2) for first, last, seconds in (near, far)]
     (near_seconds, near_keys), (far_seconds, far_keys) = per_token
     pair = max(0.0, (far_seconds - near_seconds) / (far_keys - near_keys))
@@ -35,7 +35,7 @@ def fitted(near: Measured, far: Measured) -> Rates:
 
 
 def fitted_to_blocks(short: Measured, near: Measured, far: Measured) -> Rates:
-    """Return the rates that also give a third measurement: a `short` block, with few pairs."""
+    """Return the rates that also reproduce a third measurement, of a `short` block with few pairs."""
     pair = fitted(near, far).pair_seconds
     without_pairs = [(last - first, seconds - pair * _pairs(first, last)) for first, last, seconds in (short, near)]
     (few, few_seconds), (many, many_seconds) = without_pairs
@@ -48,9 +48,9 @@ def _pairs(first: int, last: int) -> float:
 
 
 def blocks(rates: Rates, tokens: int, grain: int, limit: float) -> list[tuple[int, int]]:
-    """Cut `tokens` into blocks (first, last) that take at most `limit` seconds each: as few as can be, and as even.
+    """Cut `tokens` into blocks (first, last) of at most `limit` seconds: as few as possible, and as even as possible.
 
-    A block is a multiple of `grain` tokens, at least one; what is left is part of the last one.
+    A block has one or more times `grain` tokens; a remainder belongs to the last block.
     """
     found = _filled(rates, tokens, grain, limit)
     low, high = 0.0, min(limit, rates.seconds(0, tokens))
@@ -65,7 +65,7 @@ def blocks(rates: Rates, tokens: int, grain: int, limit: float) -> list[tuple[in
 
 
 def _filled(rates: Rates, tokens: int, grain: int, limit: float) -> list[tuple[int, int]]:
-    """Make each block as long as it can be."""
+    """Return blocks that are each as long as the limit allows."""
     found, first = [], 0
     while first < tokens:
         last = first + grain

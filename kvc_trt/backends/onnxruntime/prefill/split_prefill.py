@@ -22,20 +22,23 @@ class SplitPrefill:
     """The two halves; `identity` is equal for graphs that have the same trunk, whatever their heads read of it."""
 
     between: tuple[str, ...]
-    """Values of the trunk that the head reads."""
+    """The values of the trunk that the head reads."""
     identity: str
     _first: ModelProto
     _second: ModelProto
 
     def trunk(self, values: Iterable[str]) -> ModelProto:
-        """input_ids, prompt_lengths -> logits and `values`."""
+        """Return the graph of the trunk: input_ids, prompt_lengths -> logits and `values`."""
         trunk = ModelProto()
         trunk.CopyFrom(self._first)
         trunk.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in values)
         return trunk
 
     def head(self, types: Mapping[str, str]) -> ModelProto:
-        """input_ids, prompt_lengths and `between` -> the state; `types` as ONNX Runtime says them: tensor(float)."""
+        """Return the graph of the head: input_ids, prompt_lengths and `between` -> the state.
+
+        `types` has ONNX Runtime's names of the types of `between`, such as tensor(float).
+        """
         head = ModelProto()
         head.CopyFrom(self._second)
         head.graph.input.extend(
@@ -45,7 +48,7 @@ class SplitPrefill:
 
 
 def split_prefill(model: ModelProto) -> SplitPrefill:
-    """Cut a prefill graph; the model stays as it is. Values of the trunk get names that count from its start.
+    """Cut a prefill graph without changing the model. Values of the trunk are renamed by their number from its start.
 
     ValueError for a graph whose nodes hold graphs of their own (function bodies may).
     """
@@ -77,7 +80,7 @@ def _parts(graph: GraphProto) -> tuple[list[NodeProto], list[NodeProto]]:
 
 
 def _as_needed(graph: GraphProto, producer: Mapping[str, int], name: str) -> list[int]:
-    """The nodes that a value needs, each behind those whose values it reads."""
+    """Return the nodes that a value needs, each after those whose values it reads."""
     found: dict[int, None] = {}
     pending = [producer[name]]
     while pending:
@@ -101,7 +104,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 def _model(whole: ModelProto, nodes: list[NodeProto], outputs: list[ValueInfoProto]) -> ModelProto:
-    """A model of some nodes with the whole model's inputs, and the initializers that they read."""
+    """Return a model of some nodes, with the whole model's inputs and the initializers that the nodes read."""
     read = {name for node in nodes for name in node.input}
     weights = [tensor for tensor in whole.graph.initializer if tensor.name in read]
     return submodel(whole, nodes, whole.graph.input, outputs, weights)

@@ -52,7 +52,7 @@ class Profile:
 
     @property
     def largest_tokens(self) -> int:
-        """Largest number of tokens of one run."""
+        """The largest number of tokens of one run."""
         return self.batch.largest * (self.sequence.largest if self.sequence is not None else 1)
 
     def allows(self, batch: int, sequence: int | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Why a plugin refused something: one line, on stderr and through `last_refusal()`.
+"""Report the reason why a plugin refused something: one line, on stderr and through `last_refusal()`.
 
 The lines equal those of the C++ plugins (plugins_cuda/tensorrt/report.h), which a test checks; here a reason of the C
 ABI includes the name of its function.

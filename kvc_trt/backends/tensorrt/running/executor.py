@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvc_trt.backends.tensorrt.building.profiles import choose_profile, longest_turn
 from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
@@ -112,7 +113,7 @@ class TensorRtExecutor(ExecutorBase):
 
     @property
     def rows(self) -> int:
-        """Number of allocated rows."""
+        """The number of allocated rows."""
         return self._allocated.sizes.rows
 
     def prefill_bytes(self) -> int:
@@ -185,8 +186,9 @@ class TensorRtExecutor(ExecutorBase):
         found: NDArray[np.int64] = self._allocated.best.array[:rows].astype(np.int64)
         return found
 
+    @override
     def load_turns(self) -> LoadedEngine:
-        """Load the plans, of which turns have one."""
+        """Load all plans, the plan of turns among them."""
         return self.load()
 
     def extend(

@@ -44,7 +44,7 @@ class LoadedEngine:
     decode: trt.ICudaEngine
     toolkit: Toolkit
     plan_bytes: int
-    """Size of all plans in bytes."""
+    """The size of all plans in bytes."""
     extend: trt.ICudaEngine | None = None
     """None if there are no turns."""
 

@@ -47,7 +47,7 @@ class CacheLine:
     last_layer: int
     slots: int
     pages: int
-    """Number of pages; 0 without page bounds."""
+    """The number of pages; 0 without page bounds."""
     bytes_per_row: int
     """Bytes of keys, values and bounds of one layer and row."""
 
@@ -58,11 +58,11 @@ class BufferSizes:
 
     rows: int
     prefill_rows: int
-    """Largest number of prompts of one prefill run."""
+    """The largest number of prompts of one prefill run."""
     prefill_tokens: int
-    """Largest number of padded tokens of one prefill run, over all its prompts."""
+    """The largest number of padded tokens of one prefill run, over all its prompts."""
     turn_tokens: int = 0
-    """Largest number of tokens of a turn; 0 if there are no turns."""
+    """The largest number of tokens of a turn; 0 if there are no turns."""
 
 
 @dataclass(frozen=True)

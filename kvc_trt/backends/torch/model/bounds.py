@@ -1,4 +1,4 @@
-"""Bounds of the pages of one row, made anew after the row's last tokens were taken back."""
+"""Rebuild the page bounds of one row after its last tokens were taken back."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kvc_trt.reference.bounds import LARGEST_FP8, fp8_codes
 
 
 def stays_in_page(dropped: range, page_size: int) -> slice:
-    """Return the slots that stay of the page in which the first of the last slots, `dropped`, is."""
+    """Return the remaining slots of the page with the first of the last slots, `dropped`."""
     return slice(dropped.start // page_size * page_size, dropped.start)
 
 
 def rebuild_bounds(staying: Tensor, bounds: Tensor, dropped: range, page_size: int) -> None:
-    """Make the bounds [G,2D,P] of one row anew, in place, after its last slots `dropped`.
+    """Rebuild the bounds [G,2D,P] of one row in place after its last slots, `dropped`, were taken back.
 
-    `staying` [G,n,D] are the keys of `stays_in_page` as they are read. Empty pages hold the lowest finite value.
+    `staying` [G,n,D] are the keys of the slots `stays_in_page`, decoded. Empty pages hold the lowest finite value.
     """
     fp8 = bounds.dtype == torch.int8
     first, end = dropped.start // page_size, -(-dropped.stop // page_size)

@@ -1,4 +1,4 @@
-"""Capture functions in CUDA graphs, which one call replays; where that is refused, they are called directly."""
+"""Capture functions in CUDA graphs, which one call replays; if a capture is refused, call them directly."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Body = Callable[[], None]
 class Capturer:
     """Captures functions for one device. Graphs share scratch memory, so never replay two at once.
 
-    `refused` says why nothing is captured (None on a CPU, where there is nothing to capture). If a capture fails, it
-    is set, and functions are called directly from then on.
+    `refused` is the reason why nothing is captured (None on a CPU, where there is nothing to capture). A failed capture
+    sets it, and functions are called directly from then on.
     """
 
     def __init__(self, device: torch.device, refused: str | None = None) -> None:
@@ -50,7 +50,7 @@ class Capturer:
             return body
 
     def _warm_up(self, body: Body) -> None:
-        """Run once what happens only once: load modules, initialise libraries, compile functions."""
+        """Run the body before the capture, to load modules, initialise libraries and compile functions."""
         side: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):

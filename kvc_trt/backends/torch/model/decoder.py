@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from kvc_trt.operators.schema import Operator
 
 AFTER_ATTENTION = ("self_attn.o_proj.weight", "mlp.gate_up_proj.weight")
-"""The matrices that a step reads next, while attention runs; experts are not chosen yet."""
+"""The matrices to read ahead while attention runs, because the step reads them next; experts are not chosen yet."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "key", "value", "attended", "selected")
 
 
@@ -67,7 +67,7 @@ class PromptResult(NamedTuple):
     """float32 [B,vocab]: the logits of each row's last token."""
     state: dict[str, Tensor]
     cache_lengths: Tensor
-    """int64 [caches,B]: tokens stored per cache and row."""
+    """int64 [caches,B]: the number of tokens stored per cache and row."""
 
 
 class TorchDecoder(Projections):
@@ -94,7 +94,7 @@ class TorchDecoder(Projections):
         sites = cache_sites(config, parameters)
         self.caches = len(sites)
         self._cache_of = {site.layer: site.cache for site in sites}
-        """The row of `cache_lengths` of each layer, where kernels run, under which a layer has one cache."""
+        """The row of `cache_lengths` of each layer, if kernels run, under which each layer has one cache."""
         self._ahead = weight_prefetch(weights.embedding.device)
         self._by_nodes = runs_by_nodes(self, options)
         # The kernels rotate what a step projects, where nothing stands between the two: no norm, type or other kernel.
@@ -107,13 +107,13 @@ class TorchDecoder(Projections):
 
     @property
     def sinks(self) -> dict[str, Tensor]:
-        """The sinks [H] of every layer, in the cache's type, by the names of nodes; nothing if there are none."""
+        """The sinks [H] of every layer, in the cache's type, by their names in graphs; empty if there are none."""
         layers = ((f"model.layers.{layer}.{SINKS}", own) for layer, own in enumerate(self._weights.layers))
         return {name: own[SINKS].to(self.cache_dtype) for name, own in layers if SINKS in own}
 
     @property
     def steps_by_nodes(self) -> bool:
-        """True if steps run by nodes, for which the host waits."""
+        """True if steps run node by node, which makes the host wait for the device."""
         return self._by_nodes.steps is not None
 
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
@@ -121,7 +121,7 @@ class TorchDecoder(Projections):
         return finished(self.prefill_in_pieces(input_ids, prompt_lengths))
 
     def pieces_of_layers(self, rows: int, length: int) -> list[int]:
-        """Return how many pieces each layer of `rows` prompts of `length` tokens, padding included, has."""
+        """Return the number of pieces of each layer for `rows` prompts of `length` tokens, including padding."""
         length = self._padded(length)
         full = 2 * len(list(self._blocks(rows * length))) + len(self._query_blocks(length)) + 1
         linear = len(self._token_blocks(rows, length))
@@ -155,13 +155,13 @@ class TorchDecoder(Projections):
 
     @torch.inference_mode()
     def check_draft(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
-        """Run as many steps as `tokens` [n,B] has rows in one pass, the first at `positions` [B] -> [n,B,vocab]."""
+        """Run n steps in one pass: `tokens` [n,B], the first ones at `positions` [B] -> logits [n,B,vocab]."""
         places = positions + torch.arange(len(tokens), device=positions.device)[:, None]
         found = self._steps(tokens.flatten(), places.flatten(), cache_lengths, state, len(tokens))
         return found.view(*tokens.shape, -1)
 
     def _steps(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State, count: int) -> Tensor:
-        """Run `count` steps of known tokens [count*B]: only attention takes them one after the other."""
+        """Run `count` steps of known tokens [count*B] at once, except for attention, which runs step by step."""
         layers, numbers = self._weights.layers, range(self.config.num_hidden_layers)
         kinds = [(attention.rotary, attention.rotary_base) for attention in map(self.config.attention, numbers)]
         angles = {
@@ -240,12 +240,12 @@ class TorchDecoder(Projections):
         return length + (-length % PROMPT_BLOCK if self._by_nodes.pads else 0)
 
     def _token_blocks(self, rows: int, length: int) -> list[slice]:
-        """Divide the tokens of `rows` prompts of `length` tokens into those that a linear layer takes in together."""
+        """Divide the tokens of `rows` prompts of `length` tokens into the blocks that a linear layer processes."""
         together = max(1, min(self._block, LINEAR_BLOCK) // (rows * CHUNK)) * CHUNK
         return [slice(first, min(first + together, length)) for first in range(0, length, together)]
 
     def _query_blocks(self, length: int) -> list[slice]:
-        """Divide the queries of prompts of `length` tokens into those that attend together."""
+        """Divide the queries of prompts of `length` tokens into the blocks that attend together."""
         at_once = queries_at_once(self._weights.embedding, self._block)
         return [slice(first, min(first + at_once, length)) for first in range(0, length, at_once)]
 
@@ -273,7 +273,7 @@ class TorchDecoder(Projections):
         return attended
 
     def _softmax(self, layer: int) -> Softmax:
-        """Return what a layer's attention makes of logits."""
+        """Return the softmax of a layer's attention."""
         return Softmax(self.config.description.attention_softcap, self._weights.layers[layer].get(SINKS))
 
     def _prefill_layer(
@@ -320,7 +320,7 @@ class TorchDecoder(Projections):
     def _linear_in_pieces(
         self, layer: int, hidden: Tensor, state: LinearRows, lengths: Tensor
     ) -> Generator[None, None, None]:
-        """Let rows take in `lengths` [B] tokens of the stream [T,hidden], which changes in place, block by block."""
+        """Pass `lengths` [B] tokens of the stream [T,hidden] through a linear layer block by block, in place."""
         part, by_row = self.config.attention(layer).linear, hidden.view(len(lengths), -1, hidden.shape[1])
         assert part is not None
         for block in self._token_blocks(*by_row.shape[:2]):
@@ -335,7 +335,7 @@ class TorchDecoder(Projections):
     def _linear_step(
         self, layer: int, hidden: Tensor, x: Tensor, cache_lengths: Tensor, state: State
     ) -> tuple[Tensor, Tensor]:
-        """Pass one token of each row through a linear layer: the stream, and what the next layer reads, [B,hidden]."""
+        """Pass one token of each row through a linear layer; return stream and next layer's input, each [B,hidden]."""
         part, weights = self.config.attention(layer).linear, self._weights.layers[layer]
         assert part is not None
         if len(x) != cache_lengths.shape[1]:
@@ -348,7 +348,7 @@ class TorchDecoder(Projections):
         return LinearRows(*(state[name] for name in _linear_names(layer)))
 
     def _to_next(self, layer: int, hidden: Tensor, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream after a layer, from its attention [N,H*D], and what the next layer reads of it."""
+        """Return the residual stream after a layer, given its attention [N,H*D], and the input of the next layer."""
         hidden, update = self._before_next(layer, hidden, x, attended)
         following = layer + 1 if layer + 1 < self.config.num_hidden_layers else None
         return self._add(following, "input_layernorm", hidden, update)
@@ -380,7 +380,10 @@ class TorchDecoder(Projections):
     def _attend_rotated(
         self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State
     ) -> Tensor:
-        """Do the same from what a step projects [B,(H+2G)*D], and cosines and sines [B,D/2]: kernels rotate it."""
+        """Store one token per row and attend [B,H,D] like `_attend`, but let kernels apply the rotary embedding.
+
+        `made` are the joined projections [B,(H+2G)*D], and cosines and sines [B,D/2].
+        """
         joined, *angles = made
         heads, kv_heads = self._heads
         inputs = joined.view(len(joined), heads + 2 * kv_heads, -1), *angles, *self._caches(layer, state)
@@ -437,9 +440,9 @@ class TorchDecoder(Projections):
         return dict(zip((f"{name}.{layer}" for name in self._parts), parts, strict=True))
 
     def _see_stored(self, layer: int, made: tuple[Tensor, Tensor, Tensor], count: int) -> None:
-        """Show the exact keys and values that `count` steps store of their tokens [count*B]; kernels may rotate them.
+        """Expose the exact keys and values that `count` steps store for tokens [count*B]; kernels may rotate them.
 
-        Those of each token have the names that a draft graph gives them."""
+        Their names for each token are those of a draft graph."""
         if not self._expose.intersection((f"key.{layer}", f"value.{layer}")):
             return
         if self._rotates:

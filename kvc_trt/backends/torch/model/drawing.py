@@ -32,11 +32,11 @@ NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "unif
 
 @dataclass(frozen=True)
 class Variant:
-    """The parts of a draw that some row of a batch needs; a batch without them takes less time for the same tokens."""
+    """The parts of a draw that a batch needs; leaving out the others saves time and draws the same tokens."""
 
     changes_logits: bool
     filters: bool
-    """True if some row has top-k or top-p, which sort."""
+    """True if some row has top-k or top-p, which need sorted logits."""
     logprobs: bool
 
 
@@ -49,13 +49,13 @@ class Rows:
 
         self.numbers = zeros(draws, len(NUMBERS), dtype=torch.float64)
         self.words = zeros(2, draws, words_of(vocab), dtype=torch.int32)
-        """Tokens that were read, and those that are allowed."""
+        """The sets of tokens that were read, and of those that are allowed."""
         self.changed = zeros(draws, CHANGES, dtype=torch.int64)
         self.amounts = zeros(2, draws, CHANGES, dtype=torch.float32)
-        """Amounts to add to the logits: before the repetition penalty, and after it."""
+        """The amounts to add to the logits before the repetition penalty, and after it."""
 
     def fill(self, rules: Sequence[DrawRules | None]) -> None:
-        """Set the rules, one for each draw, on the host; None takes the best token."""
+        """Write the rules of all draws on the host; a draw with None takes the best token."""
         numbers, words, changed, amounts = (
             part.numpy() for part in (self.numbers, self.words, self.changed, self.amounts)
         )
@@ -73,7 +73,7 @@ class Rows:
             np.negative(rule.subtracted, out=amounts[1, place, :count])
 
     def copy_(self, other: Rows, *, changes_logits: bool) -> None:
-        """Queue a copy of the other rules; without changes of logits, those are left out."""
+        """Queue a copy of `other` into these rules; without `changes_logits`, only the numbers are copied."""
         self.numbers.copy_(other.numbers, non_blocking=True)
         if changes_logits:
             self.words.copy_(other.words, non_blocking=True)
@@ -87,17 +87,17 @@ class Rows:
 
 
 class Results:
-    """The tokens of n draws, and where they are wanted their log-probabilities, in the memory of one device."""
+    """The tokens of n draws, and their log-probabilities if requested, in the memory of one device."""
 
     def __init__(self, draws: int, vocab: int, device: torch.device, *, pinned: bool = False) -> None:
         shown = min(MOST, vocab)
         options: dict[str, Any] = {"device": device, "pin_memory": pinned}
         self.tokens = torch.zeros(1 + shown, draws, dtype=torch.int64, **options)
-        """The token, then the most likely ones."""
+        """The drawn token of each draw, then the most likely ones."""
         self.logprobs = torch.zeros(1 + shown, draws, dtype=torch.float64, **options)
 
     def drawn(self, rules: Sequence[DrawRules | None]) -> list[Drawn]:
-        """Return the draws; where there was no rule, NO_DRAW."""
+        """Return the draws; NO_DRAW for those without a rule."""
         found, tokens = [], self.tokens.numpy()
         for place, rule in enumerate(rules):
             if rule is None:
@@ -113,7 +113,7 @@ class Results:
 
 
 class StaticDrawing:
-    """Draws from `logits` [n,vocab], which a step writes, by graphs that are captured as they are needed."""
+    """Draws from `logits` [n,vocab], which a step writes, with graphs that are captured on their first use."""
 
     def __init__(self, logits: Tensor, capturer: Capturer) -> None:
         (draws, vocab), device = logits.shape, logits.device
@@ -126,7 +126,7 @@ class StaticDrawing:
         self._replays: dict[Variant, Body] = {}
 
     def run(self, rules: Sequence[DrawRules | None]) -> list[Drawn]:
-        """Wait for the step, draw, and return the first len(rules) draws; NO_DRAW where there is no rule."""
+        """Wait for the step, draw, and return the first len(rules) draws; NO_DRAW for those without a rule."""
         given = [rule for rule in rules if rule is not None]
         variant = Variant(
             any(rule.changes_logits for rule in given),
@@ -161,7 +161,7 @@ class StaticDrawing:
 
 
 def drawn_tokens(logits: Tensor, rules: Rows, variant: Variant) -> Tensor:
-    """Return a token [n] for each row of logits float32 [n,vocab], NOT_FINITE or NONE_ALLOWED where there is none."""
+    """Return a token for each row of logits float32 [n,vocab], or NOT_FINITE or NONE_ALLOWED: int64 [n]."""
     vocab = logits.shape[1]
     scores = logits
     nothing: Tensor | None = None
@@ -196,7 +196,7 @@ def unpacked(words: Tensor, vocab: int) -> Tensor:
 
 
 def adjusted(logits: Tensor, rules: Rows, read: Tensor, allowed: Tensor) -> Tensor:
-    """Return the logits after biases, penalties and bans, which read and allow tokens, bool [n,vocab]."""
+    """Return the logits after biases, penalties and bans, given the masks of `read` and `allowed` tokens [n,vocab]."""
     scores = logits.scatter_add(1, rules.changed, rules.amounts[0])
     penalty = rules.number("repetition_penalty").float()
     scores = torch.where(read, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
@@ -208,7 +208,7 @@ def adjusted(logits: Tensor, rules: Rows, read: Tensor, allowed: Tensor) -> Tens
 
 
 def weights_of(scores: Tensor, highest: Tensor, temperature: Tensor) -> Tensor:
-    """Return probabilities as shares of the best one's, float64; temperature 0 counts as 1, since nothing is drawn."""
+    """Return probabilities divided by the best one's, float64; temperature 0, with which none is drawn, counts as 1."""
     divisor = torch.where(temperature > 0.0, temperature, 1.0)
     return ((scores.double() - highest[:, None].double()) / divisor).exp()
 

@@ -1,8 +1,8 @@
 """A feed-forward block of experts in PyTorch: the rule of `kvc_trt/operators/experts.py`, by grouped products.
 
-Many tokens are grouped by expert, and the host waits for the groups' sizes. A step may not wait, and what it makes of a
-token may not depend on the tokens beside it, as sums over a group's rows do. So it gathers the matrices of each token's
-experts and multiplies them in one batched product.
+Many tokens are grouped by expert, and the host waits for the sizes of the groups. A step must not wait, and a token's
+result must not depend on the tokens beside it, as with products of a whole group. So it gathers the matrices of each
+token's experts and multiplies them in one batched product.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def routed(router: Tensor, x: Tensor, part: Experts, bias: Tensor | None = None)
 def grouped(
     weights: Layer, x: Tensor, part: Experts, chosen: Tensor, shares: Tensor, clamped: ClampedGate | None = None
 ) -> Tensor:
-    """Add up what each expert makes of its tokens, expert by expert: no other expert's matrices are read."""
+    """Add up the results of the experts, expert by expert, each for all its tokens; unused experts are not read."""
     gates, ups = _gates_and_ups(weights, part)
     downs, biases = weights[_DOWN].view(part.count, -1, part.size), _biases(weights, part)
     order = chosen.flatten().sort(stable=True).indices
@@ -74,7 +74,7 @@ def grouped(
 def gathered(
     weights: Layer, x: Tensor, part: Experts, chosen: Tensor, shares: Tensor, clamped: ClampedGate | None = None
 ) -> Tensor:
-    """Add up what each token's experts make of it, from copies of their matrices: shapes are those of the tokens."""
+    """Add up the results of each token's experts, from copies of their matrices, in shapes that depend on N alone."""
     gates, ups = (whole[chosen] for whole in _gates_and_ups(weights, part))
     downs = weights[_DOWN].view(part.count, -1, part.size)[chosen]
     column = x[:, None, :, None]
@@ -91,7 +91,7 @@ def _product(matrices: Tensor, column: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _activated(gate: Tensor, up: Tensor, clamped: ClampedGate | None) -> Tensor:
-    """Return what the last matrix of an expert multiplies; `gate` is overwritten."""
+    """Return the gated values that an expert's last matrix multiplies; `gate` is overwritten."""
     if clamped is None:
         return functional.silu(gate, inplace=True) * up
     gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)
@@ -99,7 +99,7 @@ def _activated(gate: Tensor, up: Tensor, clamped: ClampedGate | None) -> Tensor:
 
 
 def _biases(weights: Layer, part: Experts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the biases [experts,out] of gate, up and down; None where there are none."""
+    """Return the biases [experts,out] of gate, up and down, each None if there are none."""
     if _DOWN_BIAS not in weights:
         return None, None, None
     gates, ups = weights[_GATE_UP_BIAS].view(2, part.count, part.size)

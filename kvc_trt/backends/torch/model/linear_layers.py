@@ -30,7 +30,7 @@ class LinearRows(NamedTuple):
     """The state of rows in a linear layer, updated in place."""
 
     inputs: Tensor
-    """[B,kernel-1,channels]: what the convolution has read of the last tokens."""
+    """[B,kernel-1,channels]: the convolution's inputs of the last tokens."""
     memory: Tensor
     """float32 [B,H,Dk,Dv]"""
 
@@ -42,7 +42,7 @@ class LinearRows(NamedTuple):
 
 
 class LinearInputs(NamedTuple):
-    """The tokens that a linear layer reads, one of each row [B,.] or several [B,n,.]."""
+    """The inputs of a linear layer for tokens, one of each row [B,.] or several [B,n,.]."""
 
     mixed: Tensor
     """[...,channels]: queries, keys and values before the convolution."""
@@ -59,7 +59,7 @@ def linear_inputs(weights: Layer, part: Linear, x: Tensor) -> LinearInputs:
 
 
 def take_token(weights: Layer, part: Linear, inputs: LinearInputs, state: LinearRows, active: Tensor) -> Tensor:
-    """Let each row of `active` [B] take in one token, and read its memory after it: [B,H*Dv]."""
+    """Update each row of `active` [B] with one token, and return what is read from its memory after it: [B,H*Dv]."""
     mixed, write, decay = (one[:, None] for one in inputs)
     seen = torch.cat([state.inputs.to(mixed.dtype), mixed], dim=1)
     query, key, value = _vectors(part, _convolved(weights, part, seen))
@@ -73,7 +73,7 @@ def take_token(weights: Layer, part: Linear, inputs: LinearInputs, state: Linear
 
 
 def take_tokens(weights: Layer, part: Linear, inputs: LinearInputs, state: LinearRows, lengths: Tensor) -> Tensor:
-    """Let each row take in its first `lengths` [B] of n tokens, and read its memory after each: [B,n,H*Dv]."""
+    """Update each row with its first `lengths` [B] of n tokens; return what is read from its memory: [B,n,H*Dv]."""
     mixed, write, decay = inputs
     seen = torch.cat([state.inputs.to(mixed.dtype), mixed], dim=1)
     _keep_last(state.inputs, seen, lengths)
@@ -86,7 +86,7 @@ def take_tokens(weights: Layer, part: Linear, inputs: LinearInputs, state: Linea
 
 
 def gated_output(weights: Layer, part: Linear, read: Tensor, x: Tensor, epsilon: float) -> Tensor:
-    """Return what the layer adds to the stream, of what it read [N,H*Dv] and the normed stream x [N,hidden]."""
+    """Return the layer's output [N,hidden], given what it read from memory [N,H*Dv] and the normed stream x."""
     rows = read.view(len(read), part.value_heads, part.value_size)
     normed = functional.rms_norm(rows, (part.value_size,), weights[LINEAR_NORM], epsilon)
     gate = functional.silu(linear(weights, LINEAR_GATE, x))
@@ -94,7 +94,7 @@ def gated_output(weights: Layer, part: Linear, read: Tensor, x: Tensor, epsilon:
 
 
 def _keep_last(inputs: Tensor, seen: Tensor, lengths: Tensor) -> None:
-    """Store what the convolution reads of the last of `lengths` [B] tokens, behind the stored ones in `seen`."""
+    """Store the convolution's inputs of the last tokens: `seen` has the stored ones, then `lengths` [B] new ones."""
     places = lengths[:, None] + torch.arange(inputs.shape[1], device=seen.device)
     inputs.copy_(seen.gather(1, places[..., None].expand(*places.shape, seen.shape[2])))
 
@@ -123,14 +123,14 @@ def _vectors(part: Linear, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_decays(weights: Layer, decay: Tensor) -> Tensor:
-    """Return the logarithm of what stays of the memory at each token, float32 in the shape of `decay` [...,H]."""
+    """Return the logarithm of the memory's decay factor at each token, float32 in the shape of `decay` [...,H]."""
     return -weights[DECAY].float().exp() * functional.softplus(decay.float() + weights[DECAY_BIAS].float())
 
 
 def _delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, memory: Tensor) -> Tensor:
-    """Pass the memory [B,H,Dk,Dv] through n tokens, in place, and read it after each: [B,H,n,Dv].
+    """Update the memory [B,H,Dk,Dv] with n tokens in place, and return what is read after each: [B,H,n,Dv].
 
-    query, key [B,H,n,Dk], value [B,H,n,Dv]; decay, the logarithm of what stays, and write [B,H,n].
+    query, key [B,H,n,Dk], value [B,H,n,Dv]; decay, the logarithm of the decay factor, and write [B,H,n].
     """
     batch, heads, count, _ = query.shape
     missing = -count % CHUNK

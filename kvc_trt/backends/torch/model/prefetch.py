@@ -1,4 +1,4 @@
-"""Read the weights that the next products want into the L2 cache while attention runs.
+"""Read the weights of the next products into the L2 cache while attention runs.
 
 At a small batch, attention waits for latencies and leaves the memory idle. A captured step uses that time: its graph
 gets a side branch that reads ahead, for which nothing waits but the end of the step. Results do not depend on it.
@@ -58,7 +58,7 @@ class WeightPrefetch:
 
 
 def weight_prefetch(device: torch.device) -> WeightPrefetch | None:
-    """Return what reads ahead on this device; None on a CPU, on an older GPU and without the CUDA kernels."""
+    """Return the object that reads ahead on this device; None on a CPU, on an older GPU or without the CUDA kernels."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
         return None
     library = current_library()

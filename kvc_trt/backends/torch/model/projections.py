@@ -1,4 +1,4 @@
-"""The part of a layer that needs one token alone: products, norms and rotations, block by block over a prompt."""
+"""The parts of a layer that treat each token alone: products, norms and rotations, block by block over a prompt."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Projections:
 
     @property
     def rotary_bytes(self) -> int:
-        """Size of the rotary tables in bytes."""
+        """The size of the rotary tables in bytes."""
         return sum(table.nbytes for tables in self._rotary.values() for table in tables)
 
     def plain_tokens(self, layer: int, hidden: Tensor, batch: int) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ class Projections:
         return self._split(layer, x, *self._angles(layer, self._unrotated(len(x))))[:2]
 
     def _unrotated(self, count: int) -> Tensor:
-        """Return positions that rotate nothing."""
+        """Return `count` positions 0, at which the rotary embedding changes nothing."""
         return torch.zeros(count, dtype=torch.int64, device=self._weights.embedding.device)
 
     def _project(self, layer: int, hidden: Tensor, batch: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,9 +114,9 @@ class Projections:
             yield
 
     def _before_next(self, layer: int, hidden: Tensor, x: Tensor | None, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and what is to be added to it after a layer, from its attention [N,H*D].
+        """Return the residual stream and the update that a layer adds to it, given its attention [N,H*D].
 
-        `x` is what attention has read of the stream; None unless something else reads it too (`_reads_again`).
+        `x` is the input of attention; None unless another part of the layer reads it, too (`_reads_again`).
         """
         update = self._added(layer, ATTENTION_RESULT_NORM, self._output(layer, attended, x))
         if self._norms.side_by_side:
@@ -129,11 +129,11 @@ class Projections:
         return hidden, self._added(layer, FEED_FORWARD_RESULT_NORM, self._feed_forward(layer, x))
 
     def _read(self, layer: int, name: str, hidden: Tensor) -> Tensor:
-        """Return what attention or feed-forward read of the residual stream: a norm of it, or the stream itself."""
+        """Return the input of attention or feed-forward: a norm of the residual stream, or the stream itself."""
         return self._norm(layer, name, hidden) if self._norms.reads_norm else hidden
 
     def _added(self, layer: int, name: str, update: Tensor) -> Tensor:
-        """Return what a block adds to the stream: its result or the norm of it, times the model's scale."""
+        """Return the update that a block adds to the stream: its result or the norm of it, times the model's scale."""
         if self._norms.adds_norm:
             update = self._norm(layer, name, update)
         scale = self.config.description.residual_scale
@@ -151,14 +151,14 @@ class Projections:
         return linear(self._weights.layers[layer], "self_attn.qkv_proj", x)
 
     def _reads_again(self, layer: int) -> bool:
-        """True if a gate, or the feed-forward block, reads what attention has read of the stream."""
+        """Return whether a gate, or the feed-forward block, reads the input of attention, too."""
         attention = self.config.attention(layer)
         return self._norms.place == "shared" or attention.gated or attention.linear is not None
 
     def _output(self, layer: int, attended: Tensor, x: Tensor | None) -> Tensor:
-        """Project attention's output back: [N,H*D] -> [N,hidden]; a gate reads what attention has read, x [N,hidden].
+        """Project attention's output back: [N,H*D] -> [N,hidden]; a gate reads the input of attention, x [N,hidden].
 
-        Of a linear layer, what it has read of its memory [N,H*Dv].
+        For a linear layer, `attended` is what it has read from its memory [N,H*Dv].
         """
         weights, attention = self._weights.layers[layer], self.config.attention(layer)
         if attention.linear is not None:
@@ -195,7 +195,7 @@ class Projections:
         return self._run.normed(x, weight, self.config.norm_epsilon, bias, self._norms.kind)
 
     def _add(self, layer: int | None, name: str, hidden: Tensor, update: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream after an update, and what the next part reads of it."""
+        """Return the residual stream after an update, and the input of the next part of the model."""
         if layer is not None and not self._norms.reads_norm:
             hidden = hidden + update
             return hidden, hidden
@@ -210,7 +210,7 @@ class Projections:
         return weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
 
     def _angles(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a layer's cosines and sines [N,D/2] of positions [N]; those of position 0 where nothing rotates."""
+        """Return a layer's cosines and sines [N,D/2] of positions [N]; of position 0 for a layer without rotation."""
         attention = self.config.attention(layer)
         if not attention.rotary:
             positions = torch.zeros_like(positions)

@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 from kvc_trt.backends.torch.memory import PLAN_BUCKET, TURN_BLOCK
 
 QUERY_BLOCKS = 4
-"""Blocks of tokens whose queries attend together: 32,768 queries on a GPU."""
+"""The number of blocks of tokens whose queries attend together: 32,768 queries on a GPU."""
 SLIDING_BLOCK = 1024
-"""Queries of a sliding layer that attend together: their mask has a row for each, as long as block and window."""
+"""The queries of a sliding layer that attend together; their mask has a row for each, as long as block and window."""
 
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def sliding_attention(query: Tensor, keys: Tensor, values: Tensor, *, window: int) -> Tensor:
-    """Attend like `prefill_attention` where each token sees the last `window` tokens alone, itself included."""
+    """Attend like `prefill_attention`, but each token sees only the last `window` tokens, including itself."""
     from torch.nn.functional import scaled_dot_product_attention
 
     entries, before = keys.shape[2], keys.shape[2] - query.shape[2]
@@ -58,18 +58,19 @@ def sliding_attention(query: Tensor, keys: Tensor, values: Tensor, *, window: in
 
 
 def queries_at_once(tables: Tensor, block: int) -> int:
-    """Return how many queries of a prompt attend together, for tensors like `tables` and products over `block` tokens.
+    """Return the number of a prompt's queries that attend together, for products over `block` tokens.
 
-    A prompt of as many tokens takes any kernel that PyTorch has for whole prompts; the later queries of a longer one
-    take the flash kernel. On a GPU all attend together where that would be worse: in float32, since no kernel takes
-    later queries without holding their scores, and where cuDNN is preferred, which takes whole prompts alone.
+    A prompt of at most this length runs on any kernel that PyTorch has for whole prompts; the later queries of a longer
+    one run on the flash kernel. On a GPU all queries attend together if that is better for tensors like `tables`: in
+    float32, because no kernel takes later queries without storing their scores, and where PyTorch prefers cuDNN, which
+    only takes whole prompts.
     """
     whole = tables.device.type == "cuda" and (tables.dtype == torch.float32 or _cudnn_is_preferred(tables.device))
     return sys.maxsize if whole else QUERY_BLOCKS * block
 
 
 def _cudnn_is_preferred(device: torch.device) -> bool:
-    """True on Hopper and on Blackwell for data centres, where PyTorch takes a new cuDNN before flash kernels."""
+    """Return whether the GPU is a Hopper or a data-centre Blackwell, on which PyTorch prefers a new cuDNN to flash."""
     return torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))
 
 
@@ -87,9 +88,9 @@ def turn_attention(
 ) -> Tensor:
     """Exact attention from new tokens to all entries before and to themselves: [B,H,M,D], [B,G,S,D] -> [B,H,M,D].
 
-    Row b has `stored[b]` entries and then its `lengths[b]` new tokens; what comes after them is padding, whose results
-    may be anything. A flash kernel takes rows of equal numbers at once, without a mask, and others one by one.
-    Elsewhere blocks of queries of all rows have a mask of their own, so that no table of M x S is made.
+    Row b has `stored[b]` entries and then its `lengths[b]` new tokens; the rest is padding, whose results have no
+    meaning. A flash kernel takes rows of equal numbers at once, without a mask, and others one by one. On a CPU and in
+    float32, blocks of all rows' queries have a mask each, so that no mask of M x S is needed.
     """
     if query.device.type == "cuda" and query.dtype != torch.float32:
         return _by_flash(query, keys, values, stored, lengths)
@@ -110,7 +111,7 @@ def turn_attention(
 
 
 def _by_flash(query: Tensor, keys: Tensor, values: Tensor, stored: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Do the same by flash kernels."""
+    """Compute a turn's attention with flash kernels: rows of equal lengths at once, others one by one."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention

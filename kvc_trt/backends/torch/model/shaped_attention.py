@@ -8,18 +8,18 @@ from torch import Tensor
 from kvc_trt.reference.softmax import Softmax
 
 BLOCK = 128
-"""Queries that attend together: their scores are a table of their own."""
+"""The number of queries that attend together, whose scores are held in memory at once."""
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """Return logits of any shape under a cap; None for none."""
+    """Return logits of any shape under the soft cap `cap`; unchanged if it is None."""
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def shaped_attention(query: Tensor, keys: Tensor, values: Tensor, *, softmax: Softmax, window: int | None) -> Tensor:
     """Attend like `prefill_attention`: [B,H,n,D], [B,G,S,D], [B,G,S,D] -> [B,H,n,D], with scores in float32.
 
-    With a `window` each token sees so many alone, itself included.
+    With a `window`, each token sees only that many tokens, including itself.
     """
     batch, heads, count, size = query.shape
     groups, entries = keys.shape[1], keys.shape[2]

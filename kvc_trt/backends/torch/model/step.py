@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
 INACTIVE = -1
-"""Cache length of an inactive row: it is not changed, and its logits are meaningless."""
+"""The cache length of an inactive row, which is not changed and whose logits have no meaning."""
 
 
 class StaticStep:
     """The step of the first `rows` rows of a state; with fewer rows fed, the others are inactive.
 
-    Each row is fed `count` tokens that are known beforehand, one after the other: 1, or those of a draft.
+    Each row is fed `count` known tokens, one after the other: a single one, or those of a draft pass.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StaticStep:
         self._inputs = torch.zeros(count + 1 + caches, rows, dtype=torch.int64, device=device)
         self._staging = torch.zeros(self._inputs.shape, dtype=torch.int64, pin_memory=on_gpu)
         self._logits = torch.zeros(count * rows, decoder.config.vocab_size, device=device)
-        """After each token of each row, [count*rows,vocab]: the first token of all rows comes first."""
+        """The logits [count*rows,vocab] after each token of each row; the first token of all rows comes first."""
         self._best = torch.zeros(count * rows, dtype=torch.int64, device=device)
         self._host_logits = torch.zeros(self._logits.shape, pin_memory=on_gpu) if on_gpu else self._logits
         self._host_best = torch.zeros(count * rows, dtype=torch.int64, pin_memory=on_gpu) if on_gpu else self._best
@@ -75,14 +75,16 @@ class StaticStep:
         return every.reshape(self.count, self.rows, -1)[:, :rows]
 
     def best(self, rows: int) -> NDArray[np.int64]:
-        """Wait for the step; return each row's best token, lowest of equals, or NOT_FINITE (until the next call)."""
+        """Wait for the step; return each row's best token, the lowest of equals, or NOT_FINITE.
+
+        The result is valid until the next call."""
         return self._fetched(self._host_best, self._best, rows)
 
     def drawn(self, rules: Iterable[Sequence[DrawRules | None]]) -> list[list[Answer]]:
-        """Wait for the step; return the answer after each token of each row, [rows][count], until the next call.
+        """Wait for the step; return the answer after each token of each row, [rows][count], valid until the next call.
 
         `rules` are those of the draws after the first tokens of each row. For None, and for rules that change too many
-        tokens, the answer is the logits; after a token without a rule it is NO_DRAW.
+        tokens, the answer is the logits; for tokens beyond the rules it is NO_DRAW.
         """
         given = list(rules)
         flat: list[DrawRules | None] = [None] * (len(given) and (self.count - 1) * self.rows + len(given))
@@ -101,7 +103,7 @@ class StaticStep:
         ]  # fmt: skip
 
     def prepare_draws(self) -> None:
-        """Capture the draws that most requests need: without and with top-k or top-p, nothing changed."""
+        """Capture the draws that most requests need: with and without top-k or top-p, with unchanged logits."""
         for filters in (False, True):
             self._drawing.prepare(Variant(changes_logits=False, filters=filters, logprobs=False))
 

@@ -1,7 +1,7 @@
-"""A turn in PyTorch: attention to stored and new tokens, then the append or the compaction of both.
+"""A turn in PyTorch: attention to stored and new tokens, then the append of the new ones or the compaction of both.
 
-All rows of a batch are taken together. Their new tokens are padded on the right, and each row has its own numbers of
-stored and new ones, which the host knows.
+All rows of a batch run together. Their new tokens are padded on the right, and each row has its own numbers of stored
+and new tokens, which the host knows.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Turn:
     state: Mapping[str, Tensor]
     """The state tensors of the layer, by kind: the parts of keys and values [B,G,C,.], bounds, slot_positions."""
     lengths: Sequence[int]
-    """New tokens of each row."""
+    """The number of new tokens of each row."""
     stored: Sequence[int]
-    """Entries of each row before the turn."""
+    """The number of entries of each row before the turn."""
     positions: Tensor
-    """Logical position of each row's first new token, INT64 [B]."""
+    """The logical position of each row's first new token, INT64 [B]."""
     rule: PolicyParameters
 
     @cached_property
@@ -85,7 +85,7 @@ class Turn:
         return stored + lengths
 
     def compact(self) -> Tensor:
-        """Keep of stored and new entries what the last queries of the turn vote for; return the new lengths."""
+        """Keep the stored and new entries with the most votes of the turn's last queries; return the new lengths."""
         stored, lengths = self._counts
         numbers = numbers_of(COMPACT_TURN, self.rule)
         if "bounds" not in self.state:

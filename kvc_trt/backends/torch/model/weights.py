@@ -67,7 +67,7 @@ class TorchWeights:
 
     @property
     def nbytes(self) -> int:
-        """Size of all tensors in bytes; a tied head counts once."""
+        """The size of all tensors in bytes; a tied head counts once."""
         tensors = [tensor for layer in self.layers for tensor in layer.values()]
         optional = self.norm, self.norm_bias, self.positions
         tensors += [self.embedding, *(one for one in optional if one is not None)]

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from kvc_trt.backends.torch.decoder_options import DecoderOptions
 
 Given = Mapping[str, Callable[[], Tensor]]
-"""Makes each value that nodes may read, by name; only those that are read are made."""
+"""Name of a value that nodes may read -> the function that makes it, which is called only if it is read."""
 
 
 @dataclass(frozen=True)
 class ManyTokens:
-    """The attention inputs of many tokens per row, of a prompt or a turn; in the cache's type."""
+    """The attention inputs of many tokens per row, of a prompt or a turn, in the cache's type."""
 
     queries: Tensor
     """[B,H,S,D]"""
@@ -98,7 +98,7 @@ class CacheOperations:
         self._programs: dict[tuple[str, int], NodeProgram] = {}
 
     def store(self, layer: int, tokens: ManyTokens, prompt_lengths: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Return what the caches of a layer keep of prompts of lengths [B], and the entries [B] of each."""
+        """Return the state of a layer's caches after prompts of lengths [B], and the number of entries [B] of each."""
         names, lengths = [one.name for one in self._of_layer(layer)], self._lengths(layer)
         program = self._program("prompt", layer, self._graphs.prompt, self.operators, [*names, *lengths])
         found = self._run(program, {**tokens.given(layer), "prompt_lengths": lambda: prompt_lengths})
@@ -171,7 +171,7 @@ class CacheOperations:
 
 
 def _write_back(state: Tensors, tensors: Sequence[StateTensor], found: Sequence[Tensor]) -> None:
-    """Copy what was not computed in place into the state."""
+    """Copy the results that were not computed in place into the state."""
     for tensor, value in zip(tensors, found, strict=False):
         target = state[tensor.name]
         if value.data_ptr() != target.data_ptr():

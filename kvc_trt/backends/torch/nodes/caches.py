@@ -1,4 +1,4 @@
-"""The caches of a decoder under a policy that has no kernels for some part: what runs by nodes, and what that reads."""
+"""The parts of a decoder's caches that run by nodes, under a policy without kernels for them, and their inputs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 State = Mapping[str, Tensor]
 """The state tensors by name: k_cache.L, v_cache.L [B,G,C,D], bounds.L [B,G,2D,P] if the layer has pages,
-slot_positions.L [B,G,C] if turns compact it, and what else the policy's selection carries."""
+slot_positions.L [B,G,C] if turns compact it, and further state of the policy's selection."""
 Projections = tuple[Tensor, Tensor, Tensor]
 Block = tuple[Tensor, Projections]
 """Many tokens of each row: their residual stream [T,hidden], their queries [B,S,H,D], keys and values [B,S,G,D]."""
 
 
 class Projecting(Protocol):
-    """The interface of a decoder."""
+    """The part of a decoder that the caches call."""
 
     config: ModelConfig
     parameters: PolicyParameters
@@ -54,14 +54,14 @@ class ByNodes:
     """The parts of a decoder that run by nodes."""
 
     prompts: CachesByNodes | None = None
-    """Prompts and turns; None: kernels do all of it."""
+    """The caches of prompts and turns; None if kernels run all of them."""
     steps: CachesByNodes | None = None
     pads: bool = False
-    """True if prompts are padded as the nodes want them."""
+    """True if prompts must be padded for the nodes."""
 
 
 def runs_by_nodes(decoder: Projecting, options: DecoderOptions) -> ByNodes:
-    """Return what of a decoder runs by nodes.
+    """Return the parts of a decoder that run by nodes.
 
     Within its budget, an engine gives the twin's result bit for bit, so a twin's steps run the bodies that the engine's
     run, and its prompts are padded like the engine's.
@@ -89,13 +89,13 @@ def runs_by_nodes(decoder: Projecting, options: DecoderOptions) -> ByNodes:
 
 
 class CachesByNodes:
-    """Runs a decoder's caches by nodes; asks the decoder for what only some nodes read."""
+    """Runs a decoder's caches by nodes, and asks the decoder for values that only some nodes read."""
 
     def __init__(self, decoder: Projecting, operations: CacheOperations) -> None:
         self._decoder, self._operations, self._dtype = decoder, operations, decoder.cache_dtype
 
     def store(self, layer: int, block: Block, prompt_lengths: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Return what the caches of a layer keep of prompts of lengths [B], and the entries [B] of each."""
+        """Return the state of a layer's caches after prompts of lengths [B], and the number of entries [B] of each."""
         return self._operations.store(layer, self._many(layer, block), prompt_lengths)
 
     def take_turn(

@@ -63,7 +63,7 @@ class _Step:
 
 @dataclass
 class Operators:
-    """Compiles calls of our operators for one engine and device; equal ones share what was compiled."""
+    """Compiles calls of our operators for one engine and device; equal calls share the compiled function."""
 
     layout: Layout
     device: torch.device
@@ -135,7 +135,7 @@ class NodeProgram:
         self._wanted = set(outputs)
         """The values read by the nodes compiled so far; they are compiled from the last to the first."""
         self._used = set(outputs)
-        """The same without what only Shape nodes read, which do not mind what is written."""
+        """The values in `_wanted` without those that only Shape nodes read, which depend on no element."""
         self._steps: list[_Step] = []
         for node in reversed(nodes):
             if self._wanted.intersection(node.output):
@@ -194,7 +194,7 @@ class NodeProgram:
         return torch.arange(start, limit, step, device=self._operators.device)
 
     def _choice(self, node: NodeProto) -> Run:
-        """Compile an If, whose condition the host waits for."""
+        """Compile an If; reading its condition synchronises with the device."""
         branches = {one.name: self._inner(one) for one in node.attribute}
         condition = node.input[0]
 
@@ -205,7 +205,7 @@ class NodeProgram:
         return run
 
     def _loop(self, node: NodeProto) -> Run:
-        """Compile a Loop of a known number of iterations; what is not carried on is stacked along a new first axis."""
+        """Compile a Loop of a known number of iterations; outputs that are not carried are stacked along a new axis."""
         (attribute,) = node.attribute
         body, names = self._inner(attribute), [one.name for one in attribute.g.input]
         count, _, *starts = node.input

@@ -1,7 +1,7 @@
-"""Prefill and decode on different machines: one reads and compacts prompts, the other answers from what is left.
+"""Prefill and decode on different machines: one reads and compacts prompts, the other answers from their contexts.
 
-What travels is a context, compressed, with the logits of the prompt's last token: the other side's row samples from
-them as a local one would, with the same seed. It never reads a prompt again in silence.
+A handoff is a compressed context with the logits of the prompt's last token: the decode worker samples from them as a
+local row would, with the same seed. If a handoff fails, it is refused; the prompt is never silently read again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
+
+from typing_extensions import override
 
 from kvc_trt.contexts.handoff import Bytes, check_handoff, largest_handoff, read_handoff, write_handoff
 from kvc_trt.contexts.packing import RowPacking
@@ -36,17 +38,17 @@ OFFER = "kvc"
 """The key of an offer in Dynamo's `disaggregated_params`."""
 IDLE_SECONDS = 0.05
 SLOT_SECONDS = 10.0
-"""The time that a request waits for a piece of memory."""
+"""The time that a request waits for a free slot."""
 GIVE_UP_SECONDS = FETCH_SECONDS + 2
 """The time that a request waits for its context: longer than the transfer itself may take."""
 REMEMBERED = 4096
-"""Offers that are known to be used up."""
+"""The number of latest offers that a decode worker remembers, so that none is used twice."""
 
 MakeTransfers = Callable[[Bytes], Transfers]
 
 
 class HandingOver(Answering):
-    """The shared part of prefill and decode: pieces of memory, and the transfer between them."""
+    """The shared part of prefill and decode workers: slots of memory, and the transfers between them."""
 
     def __init__(
         self, scheduler: Scheduler, start_tokens: Sequence[int], packing: RowPacking, transfers: MakeTransfers
@@ -58,7 +60,7 @@ class HandingOver(Answering):
         self.moved_bytes, self.moved, self.refused = 0, 0, 0
 
     async def take_slot(self) -> int:
-        """Wait for a piece of memory; Busy if none becomes free."""
+        """Wait for a free slot and return its index; Busy if none becomes free within SLOT_SECONDS."""
         end = time.monotonic() + SLOT_SECONDS
         while (slot := self.slots.take()) is None:
             if time.monotonic() > end:
@@ -66,8 +68,8 @@ class HandingOver(Answering):
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         return slot
 
+    @override
     def figures(self) -> dict[str, Any]:
-        """Return what is counted, as plain values."""
         return {
             **super().figures(),
             "handoff_slots_free": self.slots.free,
@@ -80,19 +82,20 @@ class HandingOver(Answering):
 
 
 class Prefill(HandingOver):
-    """Reads prompts, and offers what is kept of them."""
+    """Reads prompts, and offers their contexts to decode workers."""
 
     _unheard = False
-    """True if NIXL did not answer the latest call; logged once."""
+    """True if NIXL's latest report of finished reads failed; consecutive failures are logged once."""
 
+    @override
     async def watch(self) -> None:
-        """Give back what has been read, or was not read in time, until it is cancelled."""
+        """Free the slots that were read, or were not read in time, until cancelled."""
         while True:
             self.slots.release(self._finished())
             await asyncio.sleep(LOOK_AGAIN_SECONDS if self.slots.held else IDLE_SECONDS)
 
     def _finished(self) -> list[str]:
-        """Return the tags of the pieces that were read. If NIXL cannot say, pieces come back when they expire."""
+        """Return the tags of the slots that were read; none if NIXL fails, and slots are then freed as they expire."""
         try:
             found = self.transfers.finished()
         except Exception:  # NIXL's own, of readers that have died
@@ -104,13 +107,15 @@ class Prefill(HandingOver):
         return found
 
     @property
+    @override
     def is_quiescent(self) -> bool:
-        """True if every handoff has been read or has expired."""
+        """True if no request runs, and every handoff has been read or has expired."""
         return super().is_quiescent and self.slots.all_free
 
+    @override
     async def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
         """Yield one chunk, which offers the prompt's context."""
-        # The answer's own rules are decode's to check: here is but one token, which nobody sees.
+        # The decode worker applies the rules of the answer; the one token drawn here is thrown away.
         request = replace(
             request_of(asked, self.limits, self.start_tokens), max_new_tokens=1, min_tokens=0, logprobs=None,
             stop_strings=(), keep_context=True,
@@ -123,7 +128,7 @@ class Prefill(HandingOver):
         assert ticket.context is not None, "it was asked for"
         offer = await self._offer(ticket.context, None if output.kv_proof is None else output.kv_proof.of_prompt)
         self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + offer.handoff.nbytes
-        # Its first chunk must carry the offer, and any other reason than `length` would end the answer here.
+        # Dynamo takes the offer from the first chunk, and would end the answer for any other reason than `length`.
         yield {
             "token_ids": [output.token_ids[0]],
             "index": 0,
@@ -132,16 +137,16 @@ class Prefill(HandingOver):
         }
 
     async def _offer(self, context: Context, record: PromptRecord | None) -> Offer:
-        """Put a context where its reader finds it, and return what the reader has to know.
+        """Write a context into a slot, hold it for its reader, and return the offer for the reader.
 
-        `record` is what was recorded of the prompt for a proof."""
+        `record` is the prompt's record for a proof, if the request asks for one."""
         slot = await self.take_slot()
         writing = asyncio.ensure_future(
             asyncio.to_thread(write_handoff, context, self.packing, self.slots.bytes_of(slot))
         )
         try:
             handoff = await asyncio.shield(writing)
-        except BaseException:  # whoever waits may be gone before the thread has written all of it
+        except BaseException:  # the request may be cancelled while the thread still writes into the slot
             writing.add_done_callback(lambda _: self.slots.give_back(slot))
             raise
         tag, address = uuid.uuid4().hex, self.slots.address(slot)
@@ -153,7 +158,7 @@ class Prefill(HandingOver):
 
 
 class Decode(HandingOver):
-    """Answers prompts that another process has read."""
+    """Answers prompts that a prefill worker has read."""
 
     def __init__(
         self, scheduler: Scheduler, start_tokens: Sequence[int], packing: RowPacking, transfers: MakeTransfers
@@ -161,10 +166,11 @@ class Decode(HandingOver):
         super().__init__(scheduler, start_tokens, packing, transfers)
         self._used: deque[str] = deque(maxlen=REMEMBERED)
 
+    @override
     async def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of an answer that starts from the context of the request's offer.
 
-        Raises HandoffRefused for a request without one, and for one that is not what it says.
+        Raises HandoffRefused if the request has no offer, or if the context does not match it.
         """
         prompt = prompt_of(asked, self.start_tokens)
         request = request_of(asked, self.limits, self.start_tokens)
@@ -186,15 +192,15 @@ class Decode(HandingOver):
         async with aclosing(self.follow(request, identity)) as events:
             async for event in events:
                 output = event.output
-                if output is not None:  # as that of one process
+                if output is not None:  # report the prompt as if this process had read it
                     moved = offer.handoff.nbytes
                     output = replace(output, prompt_token_ids=tuple(prompt), reused_tokens=0, moved_bytes=moved)
                 yield chunk_of(replace(event, output=output), for_gateway=is_ours(asked))
 
     async def _fetch(self, offer: Offer) -> Context:
-        """Return the context of an offer; HandoffRefused where it does not come in time, or is not what it says.
+        """Return the context of an offer; HandoffRefused if it does not come in time, or does not match the offer.
 
-        The piece of memory is free once nothing is written there any more, however long NIXL needs for that."""
+        The slot is freed once nothing is written there any more, however long NIXL needs for that."""
         slot = await self.take_slot()
         fetching = asyncio.ensure_future(self._fetch_into(offer, self.slots.bytes_of(slot)))
         fetching.add_done_callback(lambda done: self._fetched(slot, done))
@@ -210,11 +216,11 @@ class Decode(HandingOver):
     def _fetched(self, slot: int, done: asyncio.Future[Context]) -> None:
         self.slots.give_back(slot)
         if not done.cancelled():
-            done.exception()  # whoever asked for it may be gone
+            done.exception()  # the request may be gone: without this, asyncio logs an error that nobody fetched
 
 
 def _record_of(offer: Offer) -> PromptRecord:
-    """Return what was recorded of the prompt; HandoffRefused where it is missing or no such record."""
+    """Return the prompt's record in an offer, for a proof; HandoffRefused if it is missing or invalid."""
     if offer.kv_proof is None:
         raise HandoffRefused("the handoff does not say what was kept, and a proof is asked for")
     try:
@@ -224,7 +230,7 @@ def _record_of(offer: Offer) -> PromptRecord:
 
 
 def offer_of(asked: Mapping[str, Any]) -> Offer:
-    """Return the offer that came with a request; HandoffRefused for one without, or of another form."""
+    """Return the offer in a request; HandoffRefused if it is missing or invalid."""
     found: Any = asked
     for name in ("prefill_result", "disaggregated_params", OFFER):
         found = found.get(name) if isinstance(found, Mapping) else None

@@ -1,6 +1,6 @@
-"""Memory that another process reads, by NIXL: what it needs to know of us, and how we read from it.
+"""Transfers between processes by NIXL: the offer with which another process reads our memory, and reads of theirs.
 
-NIXL registers addresses, so nothing here needs torch; and it is driven by whoever waits, for its own thread spins.
+NIXL registers addresses, so nothing here needs torch. The waiting coroutine drives it, because its own thread spins.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ FETCH_SECONDS = 10.0
 
 
 class Offer(OwnSchema):
-    """A prefill worker's offer of a context that it holds: numbers and text, nothing that could be run."""
+    """A prefill worker's offer of a context in its memory, as numbers and text alone: nothing in it can be executed."""
 
     version: Annotated[int, Field(ge=1, le=1)]
     handoff: Handoff
     tag: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     address: Annotated[int, Field(ge=0, lt=1 << 64)]
     agent: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]{4,16384}$")]
-    """NIXL's description of the process that holds it, in base64."""
+    """NIXL's metadata of the process that holds the context, in base64."""
     kv_proof: PromptDocument | None = None
-    """The record of the prompt, if the answer is to have a proof."""
+    """The prompt's record for a proof, if the request asks for one."""
 
 
 class Transfers(Protocol):
-    """The transfer of bytes between processes."""
+    """Transfers of bytes between the memory of processes."""
 
     @property
     def agent(self) -> str:
         """The metadata with which other processes read this memory, in base64."""
 
     def finished(self) -> list[str]:
-        """Return the tags of what others have read here since the last call."""
+        """Return the tags of the offers whose bytes other processes have read here since the last call."""
 
     async def fetch(self, offer: Offer, into: Bytes) -> None:
         """Read the bytes of an offer into `into` [nbytes], which is part of our own arena.
 
-        Raises HandoffRefused where they cannot be read in time. Then nothing is written there any more.
+        Raises HandoffRefused if they cannot be read in time; nothing is written to `into` after that.
         """
 
 
@@ -63,12 +63,12 @@ class NixlTransfers:
         """The metadata with which other processes read this memory, in base64."""
 
     def finished(self) -> list[str]:
-        """Return the tags of what others have read here since the last call."""
+        """Return the tags of the offers whose bytes other processes have read here since the last call."""
         messages = (message for found in self._nixl.get_new_notifs().values() for message in found)
         return [message.decode("ascii", "replace") for message in messages]
 
     async def fetch(self, offer: Offer, into: Bytes) -> None:
-        """Read the bytes of an offer into `into` [nbytes]; HandoffRefused where that fails."""
+        """Read the bytes of an offer into `into` [nbytes]; HandoffRefused if that fails or takes too long."""
         size = offer.handoff.nbytes
         try:
             peer = self._nixl.add_remote_agent(base64.b64decode(offer.agent))
@@ -88,7 +88,7 @@ class NixlTransfers:
             raise HandoffRefused(f"the handoff was not read within {FETCH_SECONDS:.0f} seconds")
 
     async def _end(self, transfer: Any) -> None:
-        """Let a transfer go. One that runs is cancelled; until NIXL could do so, it may still write."""
+        """Release a transfer, cancelling it if it still runs; it may write until NIXL has done so."""
         while True:
             try:
                 return self._nixl.release_xfer_handle(transfer)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Tools: which a request offers, how a model is made to call one, and its calls and thoughts in OpenAI's form.
+"""Tool calls: the tools of a request, grammars that make a model call them, and its calls in OpenAI's form.
 
-`choice.py` reads a request's fields, `formats.py` says how models write calls, `grammars.py` forces calls of that form,
-and `wire.py` writes what `kvc_trt.tool_calls` reads of an answer.
+`choice.py` reads a request's fields, `formats.py` has the forms in which models write calls, `grammars.py` forces calls
+of that form, and `wire.py` writes the calls and reasoning that `kvc_trt.tool_calls` finds in an answer.
 """
 
 from __future__ import annotations

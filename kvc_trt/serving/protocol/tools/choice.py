@@ -1,4 +1,4 @@
-"""Which tools a request offers, and whether the model must call one: `tools`, `tool_choice`, `parallel_tool_calls`."""
+"""Read a request's `tools`, `tool_choice` and `parallel_tool_calls`: the tools that the model may or must call."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _FORMS = '\'auto\', \'none\', \'required\' or {"type": "function", "function": {
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools of a request, and what may be done with them."""
+    """The tools of a request, and the rules for calling them."""
 
     tools: tuple[Tool, ...] = ()
-    """All that were given, without what only the server reads."""
+    """All tools of the request, without fields that only the server reads."""
     mode: Mode = "none"
     name: str | None = None
-    """The one tool that must be called."""
+    """The one tool that must be called; None if the request names none."""
     allowed: tuple[str, ...] | None = None
-    """The tools that may be called; None for all."""
+    """Names of the tools that may be called; None for all."""
     parallel: bool = True
-    """False ends an answer after one call."""
+    """False if an answer ends after its first call."""
 
     @property
     def offered(self) -> list[Tool] | None:
@@ -51,7 +51,7 @@ class ToolUse:
 
 
 def tool_use(given: Mapping[str, object]) -> ToolUse:
-    """Return what a request's fields say of tools; InputError, which opens with the field's name, for what is wrong."""
+    """Return the tools and rules in a request's fields; InputError, beginning with the name of a wrong field."""
     tools = tuple(check_tools(given["tools"])) if given.get("tools") is not None else ()
     parallel = given.get("parallel_tool_calls")
     use = ToolUse(tools, parallel=True if parallel is None else Kind.SWITCH.plain(parallel, "parallel_tool_calls"))
@@ -91,7 +91,7 @@ def _allowed(use: ToolUse, given: object) -> ToolUse:
 
 
 def _named(use: ToolUse, given: object) -> str:
-    """Return the name of {"type": "function", "function": {"name": ...}}, which is one of the tools."""
+    """Return the name in {"type": "function", "function": {"name": ...}}; InputError if it is not one of the tools."""
     function: Any = given.get("function") if isinstance(given, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""The forms in which models write calls of tools, and which of them a chat template was made for."""
+"""The forms in which models write tool calls, and the choice of a form by a model's chat template."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How the calls of a model are read and forced."""
+    """A form of tool calls: the marks by which they are read, and the grammar that forces them."""
 
     name: str
-    """Its name in `kvc-trt serve --tool-parser`."""
+    """The form's name in `kvc-trt serve --tool-parser`."""
     summary: str
     written_by: tuple[str, ...]
-    """Texts of which a chat template of this form contains one; empty for the form of all others."""
+    """Texts that identify the form: a chat template with any of them uses it; empty for the form of all others."""
     marks: CallMarks
     grammar: CallGrammar
     make_id: Callable[[], str] = call_id
     thinks: bool = False
-    """True for a model that may write its thoughts before what it says."""
+    """True for a model that may write reasoning before its answer."""
 
     def constrained(
         self, use: ToolUse, prompt: str, given: Grammar | None = None, special: Mapping[str, int] = _NONE
     ) -> Grammar | None:
-        """Return the grammar of an answer to this prompt; None where it may be anything.
+        """Return the grammar of an answer to this prompt; None if the answer may be any text.
 
-        `special` are the ids of tokens that no text shows, by what they stand for. `given` is what the request asks for
-        besides; where tools are offered, a call may come in its place. A model may think first. InputError, which names
-        the tool, for parameters that are not a JSON schema, or one that cannot be obeyed, and for a grammar that tools
-        do not go with.
+        `special` has the ids of special tokens by their names. `given` is the request's own grammar; if tools are
+        offered, the answer may be a call instead. Reasoning may come first if the model writes any. InputError, naming
+        the tool, for parameters that are not a JSON schema or use unsupported keywords, and for a grammar that cannot
+        be combined with tools.
         """
         if not use.is_forced and given is None:
             return None
@@ -56,7 +56,7 @@ class ToolFormat:
         return answer.grammar(self.grammar, special)
 
     def reader(self, use: ToolUse, prompt: str, given: Grammar | None = None) -> Reader:
-        """Return what reads an answer to this prompt, under the grammar of the same arguments."""
+        """Return the reader of tool calls and reasoning in an answer; the arguments are those of `constrained`."""
         thinks = self._thinks_before(given)
         return Reader(
             self.marks,
@@ -68,7 +68,7 @@ class ToolFormat:
         )
 
     def thinking(self, prompt: str) -> bool:
-        """True if a prompt ends with the beginning of thoughts."""
+        """Return whether a prompt ends with the mark that opens reasoning."""
         return self.thinks and prompt.rstrip().endswith(THOUGHTS[0])
 
     def _thinks_before(self, given: Grammar | None) -> bool:
@@ -123,13 +123,13 @@ _FORMATS = (
     ),
 )  # fmt: skip
 PARSERS: Mapping[str, ToolFormat] = MappingProxyType({one.name: one for one in _FORMATS})
-"""The forms, by the names that `--tool-parser` takes."""
+"""The forms of tool calls by their names in `--tool-parser`."""
 
 
 def format_of(template: ChatTemplate | None, override: str | None = None) -> ToolFormat:
-    """Return the form of a model's calls: the one named, or the first whose text is in its chat template.
+    """Return the form of a model's calls: the one named by `override`, or the first that its chat template uses.
 
-    InputError for a name that is none of `PARSERS`.
+    InputError for a name that is not in `PARSERS`.
     """
     text = "" if template is None else template.for_tools
     if override is not None and override not in PARSERS:

@@ -1,6 +1,6 @@
-"""Grammars of answers with calls of tools: the frame of a call is fixed, its arguments are of the tool's schema.
+"""Grammars of answers with tool calls: the frame of a call is fixed, its arguments follow the tool's JSON schema.
 
-They are in the Lark dialect of llguidance, where `%json` is a JSON schema.
+They are written in the Lark dialect of llguidance, in which `%json` embeds a JSON schema.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from kvc_trt.tool_calls.reader import THOUGHTS
 from kvc_trt.tool_calls.xml_call import END, FUNCTION, PARAMETER, VALUE_END, is_text, properties_of
 
 MarkRule: TypeAlias = Callable[[str], str]
-"""Writes a mark into a grammar."""
+"""Return the grammar's notation of a mark."""
 _NEW_LINE = "\n"
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$schema", "$comment"})
 _OF_OBJECTS = _ANNOTATIONS | {
     "type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance",
 }  # fmt: skip
-"""Keywords of a schema of parameters that calls in tags obey."""
+"""Keywords of a parameters schema that the grammar of calls in tags supports."""
 _OF_TEXTS = _ANNOTATIONS | {"type", "enum", "const"}
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as templates write it."""
+"""llguidance's settings for the white space with which chat templates write JSON."""
 
 
 @dataclass(frozen=True)
 class CallGrammar(ABC):
-    """The text of a model's calls. Without `between` there is one."""
+    """The form of the calls in an answer; without `between`, an answer has one call."""
 
     before: str = ""
     between: str = ""
@@ -44,12 +44,15 @@ class CallGrammar(ABC):
 
     @abstractmethod
     def call(self, place: int, function: Mapping[str, Any], mark_rule: MarkRule) -> dict[str, str]:
-        """Return the rules of a call of this function; `call_{place}` is the whole. InputError for its parameters."""
+        """Return the rules of a call of this function by name; `call_{place}` is the whole call.
+
+        InputError if its parameters cannot be written as a grammar.
+        """
 
 
 @dataclass(frozen=True)
 class JsonCalls(CallGrammar):
-    """A JSON object with a name and arguments."""
+    """Calls as a JSON object with a name and arguments."""
 
     arguments: str = "arguments"
     """The name of the field that holds the arguments."""
@@ -65,7 +68,7 @@ class JsonCalls(CallGrammar):
 
 @dataclass(frozen=True)
 class NamedCalls(CallGrammar):
-    """The name, a mark, and the arguments as a JSON object."""
+    """Calls as the name, a mark, and the arguments as a JSON object."""
 
     @override
     def call(self, place: int, function: Mapping[str, Any], mark_rule: MarkRule) -> dict[str, str]:
@@ -77,7 +80,7 @@ class NamedCalls(CallGrammar):
 
 @dataclass(frozen=True)
 class XmlCalls(CallGrammar):
-    """Tags, and values between them: texts as they are, all others in JSON. Parameters come in the schema's order."""
+    """Calls as tags with values between them: texts as is, other values as JSON, parameters in the schema's order."""
 
     @override
     def call(self, place: int, function: Mapping[str, Any], mark_rule: MarkRule) -> dict[str, str]:
@@ -103,21 +106,22 @@ class XmlCalls(CallGrammar):
 
 @dataclass(frozen=True)
 class Answer:
-    """The grammar of an answer: thoughts, then calls of one of these tools, or else what a grammar allows."""
+    """The parts of an answer: reasoning, then calls of these tools or instead a text that another grammar allows."""
 
     tools: Sequence[Tool] = ()
     several: bool = False
-    """True if calls may follow one another."""
+    """True if an answer may have several calls."""
     otherwise: Grammar | None = None
+    """The grammar of an answer without calls; None if there must be a call."""
     thinks: bool = False
-    """True if thoughts may come first."""
+    """True if reasoning may come first."""
     thinking: bool = False
-    """True if the prompt has begun them."""
+    """True if the prompt ends inside of the reasoning."""
 
     def grammar(self, form: CallGrammar, special: Mapping[str, int]) -> Grammar:
-        """Return the grammar of the answer.
+        """Return the grammar of the answer; `special` has the ids of special tokens by their names.
 
-        InputError, which names the tool, for parameters that are not a JSON schema of which every keyword is obeyed.
+        InputError, which names the tool, if its parameters are not a JSON schema with supported keywords alone.
         """
         rules = {"start": self._start, **self._calls(form, _mark_rules(special))}
         if self.otherwise is not None:
@@ -147,7 +151,7 @@ class Answer:
 
 
 def can_embed(grammar: Grammar) -> bool:
-    """True for a grammar that can be part of another one."""
+    """Return whether a grammar can be part of another one."""
     return grammar.is_json or grammar.kind == "choice"
 
 
@@ -161,7 +165,7 @@ def _embedded(grammar: Grammar) -> str:
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which are always an object; without parameters an empty one."""
+    """Return the JSON schema of a function's arguments, always an object; an empty object without parameters."""
     given = function.get("parameters") or {"properties": {}, "additionalProperties": False}
     try:
         Grammar.json_schema(given)
@@ -171,7 +175,7 @@ def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(rule: str, function: Mapping[str, Any], whole: Mapping[str, Any], name: str, schema: Any) -> dict[str, str]:
-    """Return the rules of one parameter's value, with the tag that ends it."""
+    """Return the rules of one parameter's value and its end tag."""
     end = f"\n{VALUE_END}\n"
     if not is_text(schema):
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
@@ -191,7 +195,7 @@ def _not_in_tags(function: Mapping[str, Any], what: str) -> InputError:
 
 
 def _mark_rules(special: Mapping[str, int]) -> MarkRule:
-    """Return what writes a mark into a grammar: special tokens in it by their ids, as no text makes them."""
+    """Return the function that writes a mark into a grammar; special tokens go by id, because no text yields them."""
     texts = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
     marks = re.compile(f"({texts})") if texts else None
 

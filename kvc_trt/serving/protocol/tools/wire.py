@@ -1,4 +1,4 @@
-"""An answer's pieces in OpenAI's form: chunks of a stream, or one message."""
+"""Write the deltas of an answer in OpenAI's form: as chunks of a stream, or as one message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvc_trt.tool_calls.deltas import Arguments, CallStart, Content, Delta, Reas
 
 
 def chunk_of(delta: Delta) -> dict[str, Any]:
-    """Return the `delta` of a chunk of a stream."""
+    """Return a delta as the `delta` field of a stream chunk."""
     match delta:
         case Content(text):
             return {"content": text}
@@ -23,7 +23,7 @@ def chunk_of(delta: Delta) -> dict[str, Any]:
 
 
 def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """Return the assistant's message of a whole answer: null content beside calls, unless something was said."""
+    """Return the assistant's message of a whole answer; its content is null if it has calls and no text."""
     content, reasoning = "", ""
     calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:

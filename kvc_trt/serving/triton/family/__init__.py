@@ -1,1 +1,1 @@
-"""TensorRT-LLM's family of four Triton models, which its clients ask by name."""
+"""TensorRT-LLM's family of four Triton models, whose names its clients use."""

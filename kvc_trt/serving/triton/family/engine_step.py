@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+from typing_extensions import override
+
 from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.serving.engine import ServedEngine
 from kvc_trt.serving.errors import ServingError
@@ -23,25 +25,26 @@ _OURS = {one.engine: one.field.name for one in NAMES if one.field.name in FIELDS
 _OURS |= {"input_ids": "input_ids", "request_output_len": LENGTH}
 _THEIRS = {one.engine: one.field for one in NAMES if one.field.name not in FIELDS}
 _POSTPROCESSING_SECONDS = 0.5
-"""Within which the text of what was sent is made, if nothing is very slow."""
+"""The time in which `postprocessing` usually turns the latest tokens into text."""
 _NO_END = -1
-"""An `end_id` that is no token: nothing ends the answer but its length."""
+"""The `end_id` that stands for no token: only its length ends the answer."""
 
 
 class EngineStep(ServedModel):
-    """One loaded engine whose answers others can end.
+    """One loaded engine whose answers `postprocessing` can cancel.
 
-    Triton tells a step of an ensemble that its client has gone only if the step begins after that. So `postprocessing`
-    is told, and tells the engine.
+    Triton informs a step of an ensemble that its client has gone only if the step begins after that. `postprocessing`,
+    which begins for each response, finds out and sends a request to the engine to cancel the answer.
     """
 
     def __init__(self, pb_utils: Any, args: Mapping[str, str], engine: ServedEngine) -> None:
         super().__init__(pb_utils, args, engine, read_step)
         self._answers: WeakValueDictionary[int, Answer] = WeakValueDictionary()
-        """Those that have not ended, by their keys."""
+        """The answers that have not ended, by their keys."""
 
+    @override
     def execute(self, requests: Iterable[Any]) -> None:
-        """Take requests, and end answers."""
+        """Submit requests to the engine, and cancel the answers that `cancel_answer` names."""
         super().execute([request for request in requests if not self._cancelled_by(request)])
 
     def _cancelled_by(self, request: Any) -> bool:
@@ -54,10 +57,11 @@ class EngineStep(ServedModel):
                 return True
         return False
 
+    @override
     async def _fail(self, sender: Any, error: ServingError, begun: bool) -> None:
-        """End an answer that could not be finished.
+        """Send the error of an answer that could not be completed, after some time for the ensemble's other steps.
 
-        Triton 2.51 loses count of an ensemble's steps, and then cannot stop, where one fails while another one runs.
+        If a step fails while another one runs, Triton 2.51 loses count of the ensemble's steps and cannot stop.
         """
         if error.reason == "cancelled":  # nobody waits for it
             sender.send(flags=self._final)
@@ -66,6 +70,7 @@ class EngineStep(ServedModel):
             await asyncio.sleep(_POSTPROCESSING_SECONDS)
         self._refuse(sender, error)
 
+    @override
     def _take(self, request: Any) -> tuple[ServedRequest, WriteOutputs, Answer]:
         asked, write, answer = super()._take(request)
         assert isinstance(write, StepOutputs)
@@ -74,7 +79,7 @@ class EngineStep(ServedModel):
 
 
 def read_step(request: Any) -> tuple[ServedRequest, WriteOutputs]:
-    """Return a request and what writes its answer's tensors; InputError for one that is wrong."""
+    """Return a request with the function that writes its answer's tensors; InputError if it is wrong."""
     refuse_parameters(request, ENGINE_INPUTS)
     given = tensors_of(request, ENGINE_INPUTS)
     _check_length(given)
@@ -89,7 +94,7 @@ def read_step(request: Any) -> tuple[ServedRequest, WriteOutputs]:
 
 
 def refuse_parameters(request: Any, known: Mapping[str, Any]) -> None:
-    """Raise InputError for a name that Triton has found no tensor for."""
+    """Raise InputError for any parameter of a request, that is, for a field that is not a tensor of the model."""
     for name in parameters_of(request):
         if name in REFUSED:
             raise InputError(f"{name} is not supported: {REFUSED[name]}")
@@ -111,7 +116,7 @@ class StepOutputs:
         self._prompt = list(request.token_ids or ()) if echo else []
         self._answer: list[int] = []
         self._characters = 0
-        """Of the answer's text, shown by the responses before."""
+        """The number of characters of the answer's text in earlier responses."""
         self._logprob = 0.0
 
     def __call__(self, piece: Piece, input_tokens: int) -> Outputs:

@@ -1,4 +1,4 @@
-"""Write an engine as TensorRT-LLM's four models (`model_names.py`), so that their clients need no change.
+"""Write an engine as TensorRT-LLM's four models (`model_names.py`), so that their clients work unchanged.
 
 REPO/ensemble/config.pbtxt              what clients ask: the other three, one after the other
 REPO/preprocessing/1/tokenizer.json     text to tokens
@@ -41,9 +41,9 @@ _TEXT = {
 
 
 def export_ensemble(engine: EngineDirectory, repository: Path, settings: ServingSettings | None = None) -> Path:
-    """Write the four models into a repository, which is made where there is none; return the path of `ensemble`.
+    """Write the four models into a repository, which is made if it does not exist; return the path of `ensemble`.
 
-    Raises InputError for an engine without a tokenizer, and where one of the names is taken.
+    Raises InputError for an engine without a tokenizer, and if one of the names is taken.
     """
     tokenizer = engine.tokenizer
     if tokenizer is None or engine.tokenizer_file is None:
@@ -64,7 +64,7 @@ def export_ensemble(engine: EngineDirectory, repository: Path, settings: Serving
 
 
 def ensemble_config() -> str:
-    """Return the text of config.pbtxt of the model that clients ask."""
+    """Return the text of config.pbtxt of the model to which clients send requests."""
     config = new_model_config(ENSEMBLE, family.ENSEMBLE_INPUTS, family.ENSEMBLE_OUTPUTS)
     config.platform = "ensemble"
     before = {"QUERY": "text_input", "REQUEST_OUTPUT_LEN": "max_tokens"}

@@ -1,8 +1,8 @@
-"""The names of TensorRT-LLM's Triton models, which their clients send: four models that answer one request together.
+"""The names of TensorRT-LLM's four Triton models, which answer one request together, and of their tensors.
 
-`ensemble` is what clients ask. It sends the text through `preprocessing`, which makes tokens of it, through
-`tensorrt_llm`, which answers with tokens, and through `postprocessing`, which makes text of them. Some clients tokenise
-themselves and ask `tensorrt_llm`.
+Clients send requests to `ensemble`. It sends the text through `preprocessing`, which turns it into tokens, through
+`tensorrt_llm`, which answers with tokens, and through `postprocessing`, which turns them into text. Some clients
+tokenise themselves and send requests to `tensorrt_llm`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Name:
     ensemble: str
     engine: str
     field: Field
-    """One of ours (`fields.py`), or one of the family's own."""
+    """A field of our table (`fields.py`), or one that only this family has."""
 
 
 def _ours(name: str, engine: str | None = None) -> Name:
@@ -38,7 +38,7 @@ def _theirs(name: str, kind: Kind, only: float | None = None) -> Name:
 
 
 def _rules() -> Iterator[Name]:
-    """Yield the names of the rules that both models have."""
+    """Yield the names of the answer rules that both models have, without the answer's length."""
     for rule in RULES.values():
         ensemble, engine = rule.named(Client.TRITON), rule.named(Client.TENSORRT_LLM)
         if ensemble is not None and engine is not None and ensemble != LENGTH:
@@ -92,7 +92,7 @@ ENGINE_INPUTS: Mapping[str, TensorType] = MappingProxyType(
         "cancel_answer": TensorType("UINT64"),
     }
 )
-"""`cancel_answer` is no request: it ends the answer that has this `answer_key`."""
+"""The inputs of `tensorrt_llm`. `cancel_answer` cancels the answer that has this `answer_key`."""
 ANSWER: Mapping[str, TensorType] = MappingProxyType(
     {
         "cum_log_probs": TensorType("FP32"),
@@ -117,10 +117,11 @@ ENGINE_OUTPUTS: Mapping[str, TensorType] = MappingProxyType(
         **ANSWER,
     }
 )
-"""`output_ids` are the tokens since the response before. `answer_ids` are all of the answer's, and `text_range` says
-what of their text this response shows: how many of them are the prompt's, which all come before it, and the first and
-last character of the rest. A token's text depends on the tokens before it, and a stop word may cut it. `answer_key` is
-a random number for `cancel_answer`."""
+"""The outputs of `tensorrt_llm`. `output_ids` are the tokens since the previous response, `answer_ids` all tokens of
+the answer so far, after those of the prompt if this response echoes it. `text_range` is the part of their text that
+this response shows: the number of prompt tokens, whose text is shown whole, and the range of characters of the answer's
+text. A range of characters is needed because a token's text depends on the tokens before it, and a stop word may cut
+it. `answer_key` is a random number for `cancel_answer`."""
 POSTPROCESSING_INPUTS: Mapping[str, TensorType] = MappingProxyType(
     {
         "TOKENS_BATCH": ENGINE_OUTPUTS["answer_ids"],
@@ -159,4 +160,4 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "bad_words_list": "give texts in bad_words",
     }
 )
-"""Fields of the family that no engine here can honour, and the reasons."""
+"""Fields of the family that no engine here supports -> the reason, or what to do instead."""

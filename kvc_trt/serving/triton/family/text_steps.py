@@ -32,7 +32,7 @@ from kvc_trt.serving.values import checked
 
 
 class TextStep:
-    """One loaded step. It answers each request at once, with one response."""
+    """One loaded text step. It answers each request at once, with one response."""
 
     def __init__(self, pb_utils: Any, directory: Path, settings: TextSettings) -> None:
         self._pb_utils = pb_utils
@@ -49,7 +49,7 @@ class TextStep:
         return [self._answer(request) for request in requests]
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: every request has been answered."""
 
     def _answer(self, request: Any) -> Any:
         try:
@@ -58,20 +58,20 @@ class TextStep:
             return response(self._pb_utils, list(self._step(request)))
         except InputError as error:
             found = invalid(error)
-        except Exception as error:  # of its own request only
+        except Exception as error:  # an error must not reach other requests
             found = serving_error(error)
         return self._pb_utils.InferenceResponse(error=triton_error(self._pb_utils, found))
 
     def _cancel(self, request: Any) -> None:
-        """Tell the engine that nobody waits for this answer any more (`EngineStep`)."""
+        """Ask the engine to cancel this answer, whose client has gone (`EngineStep`)."""
         keys = [tensor.as_numpy() for tensor in request.inputs() if tensor.name() == "ANSWER_KEY"]
         for key in keys:
-            told = self._pb_utils.InferenceRequest(
+            cancelling = self._pb_utils.InferenceRequest(
                 model_name=ENGINE_STEP,
                 requested_output_names=["output_ids"],
                 inputs=[self._pb_utils.Tensor("cancel_answer", key)],
             )
-            for _ in told.exec(decoupled=True):
+            for _ in cancelling.exec(decoupled=True):
                 pass
 
 
@@ -103,7 +103,7 @@ def _preprocessed(request: Any, tokenizer: Tokenizer, settings: TextSettings) ->
 
 
 def _postprocessed(request: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the text that a response shows (`ENGINE_OUTPUTS`); all of it where `TEXT_RANGE` does not say."""
+    """Yield the text of a response: the range `TEXT_RANGE` (`ENGINE_OUTPUTS`), or all text without it."""
     given: dict[str, Any] = tensors_of(request, POSTPROCESSING_INPUTS)
     if "TOKENS_BATCH" not in given or "SEQUENCE_LENGTH" not in given:
         raise InputError("expected TOKENS_BATCH and SEQUENCE_LENGTH")

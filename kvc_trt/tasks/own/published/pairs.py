@@ -13,13 +13,13 @@ from kvc_trt.tasks.own.published.source import Line, table
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a row has its text and its references, and what is asked."""
+    """The columns of a row that hold its text, its references and its question."""
 
     context: str
     answers: str | None = None
-    """None: no answer is known to be right."""
+    """The column of the references; None if no answer is known to be right."""
     asked: str | None = None
-    """The column of the question; None where `question` is asked of all."""
+    """The column of the question; None if `question` is asked for every row."""
     question: str | None = None
 
 
