@@ -69,7 +69,8 @@ def test_sliding_windows_follow_each_familys_rule(tiny_config, tiny_fields):
     assert tiny_config(**mistral, sliding_window=None).sliding_window is None
     assert tiny_config(**mistral, sliding_window=64).sliding_window == 64
     assert tiny_config(**mistral).sliding_window == 4096  # an absent field is Mistral's default, not "none"
-    assert tiny_config(sliding_window=64).sliding_window is None  # Llama has no such thing
+    with pytest.raises(InputError, match="sliding_window is 64, expected null for LlamaForCausalLM"):
+        tiny_config(sliding_window=64)
     qwen = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
     assert tiny_config(**qwen, sliding_window=64).sliding_window == 64
 

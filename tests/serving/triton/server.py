@@ -211,6 +211,9 @@ def _installation() -> Installation:
 
 
 def _variables() -> dict[str, str]:
-    """Return the environment variables that a server needs, and no others of this process."""
-    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
-    return {**_installation().variables(kept), "OMP_NUM_THREADS": "1", "KVC_TRT_CPU_KERNELS": "none"}
+    """Return the environment variables that a server needs, and no others of this process.
+
+    It runs bodies or native operators as this process does: a real model's answers may differ between the two.
+    """
+    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "KVC_TRT_CPU_KERNELS") if name in os.environ}
+    return {**_installation().variables(kept), "OMP_NUM_THREADS": "1"}
