@@ -341,6 +341,7 @@ def test_errors_have_the_types_of_the_command_line(call, error):
     assert isinstance(caught.value, KvcError)
 
 
+@pytest.mark.slow
 def test_accuracy_is_measured_of_an_engine_as_of_its_model(tmp_path):
     engine = kvc_trt.build("retrieval-text", token_budget=64, output=tmp_path / "engine", verify=False)
     asked = {"tasks": ["lines"], "lengths": [384], "modes": ["query-aware"], "samples": 2}

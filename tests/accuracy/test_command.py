@@ -47,6 +47,7 @@ def test_two_policies_are_measured_and_a_second_run_reuses_the_answers(
     assert "n/a: snapkv-gqa 16: the prompt budget" in text
 
 
+@pytest.mark.slow
 def test_missed_bars_of_an_engine_fail_the_command(key_value, engine, tmp_path, capsys):
     arguments = ["verify", str(engine), "--level", "tasks", "--tasks", "key-value", "--lengths", "512"]
     arguments += ["--samples", "5", "--output-dir", str(tmp_path)]
@@ -66,6 +67,7 @@ def test_questions_longer_than_the_engine_do_not_apply(key_value, engine, tmp_pa
     assert "--max-input-len 1019" in streams.err
 
 
+@pytest.mark.slow
 def test_the_shipped_texts_model_answers_as_it_was_built(tmp_path, capsys):
     path = tmp_path / "engine"
     build = ["build", "--model", "retrieval-text", "--token-budget", "64", "--max-input-len", "384", "--no-verify"]
@@ -138,6 +140,7 @@ def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_tasks_need_no_torch(engine, tmp_path):
     asked = ["--tasks", "associative-recall", "--lengths", "256", "--samples", "1", "--modes", "query-aware"]
     done = without_torch("verify", str(engine), "--level", "tasks", *asked, "--output-dir", str(tmp_path / "one"))

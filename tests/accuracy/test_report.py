@@ -144,6 +144,7 @@ def test_a_head_pattern_file_is_no_part_of_a_methods_name():
     assert method_of("hybrid:page_size=16") == "hybrid:page_size=16"
 
 
+@pytest.mark.slow
 def test_the_html_page_is_one_file_and_every_cell_says_what_it_is(files: dict[str, Path]):
     page = files["report.html"].read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page)

@@ -104,6 +104,7 @@ def test_an_engine_is_built_again_where_its_source_changed(engine, folder, tiny_
     assert "another build (different code)" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_new_backend_runs_verifies_and_profiles(engine, tmp_path, capfd):
     (tmp_path / "ids.json").write_text(json.dumps([3] * 40))
     answers = answer(

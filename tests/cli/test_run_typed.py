@@ -25,6 +25,7 @@ def talk(chat_engine):
     return talked
 
 
+@pytest.mark.slow
 def test_a_conversation_with_commands_and_an_answer_that_is_stopped(talk, tmp_path):
     document, saved = tmp_path / "log.txt", tmp_path / "saved.json"
     document.write_text(text(30, 31, 32) + "\n", encoding="utf-8")
@@ -60,6 +61,7 @@ def test_a_conversation_with_commands_and_an_answer_that_is_stopped(talk, tmp_pa
     assert answer["content"] in first
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(talk):
     with talk(FIRST, *ANSWER) as shown:  # the first question is the command's
         shown.expect("[\u4e00-\u9fff]")

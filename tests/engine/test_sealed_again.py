@@ -104,6 +104,7 @@ def outcomes(engine: Path, every: int) -> Counter[str]:
     return counted
 
 
+@pytest.mark.slow
 def test_any_value_of_a_description_is_refused_in_one_line_or_harmless(tiny_engine):
     counted = outcomes(tiny_engine, every=29)
     assert counted["refused"] > 250

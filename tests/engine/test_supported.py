@@ -127,6 +127,7 @@ def test_a_plan_for_a_backend_that_cannot_have_it_is_refused(tiny_model, capsys)
     assert run(command) == 0
 
 
+@pytest.mark.slow
 def test_an_engine_without_kernels_runs_in_pytorch_and_says_so(tiny_model, tmp_path, capfd):
     lengths = ["--token-budget", "64", "--max-input-len", "128", "--max-output-len", "32"]
     engine, prompts = tmp_path / "engine", tmp_path / "prompts.json"

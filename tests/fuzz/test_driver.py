@@ -32,6 +32,7 @@ def campaign(kind, folder, inputs=40):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "key"),
     [

@@ -10,6 +10,7 @@ from tests.graph.test_extend import check, conversation
 LENGTHS, TURNS = (250, 60, 3), ((1, 40, 9),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["rocketkv", "rocketkv-mt", "snapkv", "pyramidkv"])
 def test_prompts_steps_and_turns_equal_the_reference(tmp_path, policy: str) -> None:
     numbers = {"token_budget": 96} if policy in ("snapkv", "pyramidkv") else {"by_length": False}

@@ -22,6 +22,7 @@ def parameters_of(policy: str) -> PolicyParameters:
     return replace(resolve(policy, **numbers), long_prompt=64, short_pool_kernel=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["rocketkv", "rocketkv-v1", "snapkv++", "rocketkv-mt"])
 def test_rows_of_every_length_equal_the_reference(tmp_path, policy: str) -> None:
     rule = parameters_of(policy)

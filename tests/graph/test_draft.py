@@ -90,6 +90,7 @@ def test_a_pass_is_its_tokens_steps_with_the_same_choices(drafts, policy):
     compare(drafts(policy), prompts_of(240, 37), tokens)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 250), min_size=1, max_size=3),

@@ -29,6 +29,7 @@ def test_logits_and_every_index_equal_the_reference(make_engine, policy, skip_la
         check_layers(engine, result, cache, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip_layers", [0, 1])
 @pytest.mark.parametrize(
     "division", [SQUEEZED, ONLINE, {**ONLINE, "squeeze_cap": 1.3}], ids=["squeeze", "squeeze-online", "less room"]

@@ -118,6 +118,7 @@ def test_turns_equal_the_reference(engines, policy):
         check(engine, result, logits, cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_equals_the_reference(tmp_path, family):
     lengths = {"max_input_len": 450, "max_output_len": 8}

@@ -83,6 +83,7 @@ def greedy(engine: SmallEngine, prompts: list[np.ndarray]) -> tuple[np.ndarray, 
     return np.array(tokens), state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_budgets_tokens_and_kept_positions_are_those_of_algorithm_1(policy: str) -> None:
     """Budgets by brute force from the cosines; then an engine whose layers have just these sizes."""
@@ -110,6 +111,7 @@ def test_budgets_tokens_and_kept_positions_are_those_of_algorithm_1(policy: str)
                 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=6)
 @given(
     st.sampled_from(POLICIES), st.sampled_from(["auto", "int8", "k8v4"]),

@@ -10,6 +10,7 @@ import pytest
 from tests.hostile.faults.moments import spread
 
 
+@pytest.mark.slow
 def test_commands_survive_injected_faults():
     command = [sys.executable, "-m", "tests.hostile.faults", "--short"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

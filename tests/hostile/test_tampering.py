@@ -43,6 +43,7 @@ def expected(untouched) -> tuple[int, ...]:
         return answer(engine)
 
 
+@pytest.mark.slow
 def test_no_tampering_gives_other_tokens(untouched, tmp_path):
     trials = Trials(untouched, tmp_path)
     for seed in range(TRIALS):
@@ -132,6 +133,7 @@ def open_files(directory: Path) -> list[str]:
     return [link for link in links if link.startswith((str(directory), "/memfd:"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("ended", ["closed", "collected"])
 def test_no_descriptor_is_left(ended, sealed, engine_dir, expected):
@@ -176,6 +178,7 @@ print(opened)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
 def test_nothing_of_an_engine_is_opened_by_its_path_after_the_check(backend, engine_dir):
     command = [sys.executable, "-c", AUDITED, str(engine_dir), PROMPT, backend]

@@ -57,6 +57,7 @@ def test_policies_and_plan_list_it(dropped_in, tiny_model, capsys):
     assert run(["plan", "--model", str(tiny_model), "--policy", NAME, *LENGTHS]) == 0
 
 
+@pytest.mark.slow
 def test_an_engine_is_built_verified_profiled_and_refused_where_kernels_are_missing(
     dropped_in, tiny_model, tmp_path, capfd
 ):

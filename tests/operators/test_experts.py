@@ -37,6 +37,7 @@ def in_pytorch(case: ExpertCase) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clamped", CLAMPED)
 @pytest.mark.parametrize("bits", BITS)
 @settings(max_examples=20, deadline=None)

@@ -50,6 +50,7 @@ def reference(model: Any, weights: RandomWeights, name: str) -> list[torch.Tenso
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_reference_scales_queries_exactly_under_every_policy(name: str) -> None:
     scaled, long = reference(SCALED, RandomWeights(SMALL, 0), name), reference(SMALL, LongQueries(SMALL, 0), name)

@@ -45,6 +45,7 @@ def check(decoder: ReferenceDecoder, model: Any, bar: float) -> None:
         torch.testing.assert_close(logits[b], torch.cat(answer.logits), rtol=bar, atol=bar)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_generates_as_transformers(name: str, family: Callable[..., Any]) -> None:
     pair = family(name)

@@ -76,6 +76,7 @@ def test_features_that_linear_layers_lack_are_refused_by_name(
     assert not (tmp_path / "engine").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "torch"])
 @pytest.mark.parametrize("name", LINEAR)
 def test_turns_on_linear_layers_answer_as_transformers_does_to_the_whole_text(
@@ -108,6 +109,7 @@ def test_quantised_linear_layers_stay_within_the_bars(
     assert report.passed, report.failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
     """With LongRoPE an engine has the factors of its longest sequence, like a model with long factors in both lists."""

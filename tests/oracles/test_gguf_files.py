@@ -75,6 +75,7 @@ def test_every_gguf_architecture_is_tested_with_a_file() -> None:
     assert written_here == {name for name, one in families().items() if one.gguf is not None} - others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_reference_has_the_logits_of_transformers(name: str, made: Callable[[str], Made]) -> None:
     expected = made(name)
@@ -120,6 +121,7 @@ def test_blocks_are_kept_where_rows_are_joined_moved_or_stacked(name: str, kind:
     assert kept >= 6 * checkpoint.config.num_hidden_layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3-moe", "qwen3.5"])
 def test_an_engine_keeps_blocks(name: str, tmp_path: Path) -> None:
     written(name, tmp_path / "checkpoint", **FILES[name])
@@ -362,6 +364,7 @@ THEIRS: dict[str, dict[str, Any]] = {
 """Shapes that transformers gives to every file of these families, where it does not read the file's own."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THEIRS)
 def test_transformers_reads_the_same_file(name: str, tmp_path: Path) -> None:
     import transformers

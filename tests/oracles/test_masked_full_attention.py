@@ -88,6 +88,7 @@ def read_by_layer(read: list[Tensor], parameters: Any, heads: int, kv_heads: int
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("name", ["llama3.1", "longchat"])

@@ -152,6 +152,7 @@ ROTATING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROTATING)
 def test_executors_rotate_as_the_reference_does(name: str, make_program: Any) -> None:
     parameters = parameters_of(name, MIXED)

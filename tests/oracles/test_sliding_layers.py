@@ -45,6 +45,7 @@ def reference_of(config: ModelConfig, weights: Any) -> ReferenceDecoder:
     return ReferenceDecoder(config, weights, method=method, parameters=parameters, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "ranks"),
     [("onnxruntime", None), ("openvino", None), ("torch", None), pytest.param("torch", 2, marks=pytest.mark.slow)],
@@ -83,6 +84,7 @@ def test_a_ring_holds_what_a_whole_prompt_would_see(parts: list[int], data: st.D
     torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("policy", "kv_cache"),

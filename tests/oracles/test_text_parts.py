@@ -91,6 +91,7 @@ def test_the_decoder_has_the_logits_of_the_whole_model(prefix: str, tmp_path: Pa
         torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["Gemma3", "Qwen3_5Moe"])
 def test_an_engine_of_the_decoder_answers_as_the_whole_model(prefix: str, tmp_path: Path) -> None:
     model = written_with_images(prefix, tmp_path / "checkpoint")

@@ -34,6 +34,7 @@ def test_the_library_exports_its_entries_alone(library: Path) -> None:
     assert all(name == "RegisterCustomOps" or name.startswith("kvc_cpu_") for name in names)
 
 
+@pytest.mark.slow
 def test_code_of_one_instruction_set_is_never_merged_with_that_of_another(library: Path) -> None:
     """A weak symbol would be: the linker keeps one copy, and a processor without AVX-512 would run that of AVX-512."""
     folder = library.parent if library.is_relative_to(build.ROOT) else build.ROOT / "build"

@@ -25,6 +25,7 @@ def native_library(library: Path, monkeypatch) -> Path:
     return library
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["full", "rocketkv", "rocketkv, bounds in fp8", "sparq"])
 @pytest.mark.parametrize(
     ("kept", "instructions"),

@@ -124,6 +124,7 @@ def cuda_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_nvcc_compiles_for_three_architectures_and_keeps_denormals(cuda_build: Path) -> None:
     commands = compile_commands(cuda_build)
     for source in ("src/compact.cu", "src/hybrid_attention.cu", "src/dense_attention.cu"):

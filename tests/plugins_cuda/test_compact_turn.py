@@ -121,6 +121,7 @@ def test_ties_go_to_the_lowest(library: KernelLibrary, dtype: torch.dtype) -> No
     assert torch.equal(found.indices, expected.indices)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_shapes_equal_the_reference(library: KernelLibrary, data: st.DataObject) -> None:

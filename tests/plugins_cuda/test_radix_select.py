@@ -77,6 +77,7 @@ def forward() -> None:
     toys().set_schedule("forward")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", THREADS)
 def test_equal_values_are_served_by_index(threads: int) -> None:
     values = np.array([1, 3, 2, 3, 2, 2, 0, 2], np.float32)

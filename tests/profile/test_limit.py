@@ -37,6 +37,7 @@ def table(**asked):
     return found["budgets"]
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(mebibytes=st.integers(4, 90), rows=st.sampled_from([1, 3]), data=st.data())
 def test_the_largest_budget_fits_and_one_token_more_does_not(mebibytes, rows, data):

@@ -50,6 +50,7 @@ def simulated(found: Placement, side: str, rows: int, requests: int = 2500) -> f
     return done / clock
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "callers"), [("compressed", 1), ("compressed", 16), ("full", 8), ("full", 64)])
 def test_the_prediction_is_what_a_simulation_of_the_callers_reaches(side, callers):
     found = placement()

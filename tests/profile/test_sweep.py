@@ -47,6 +47,7 @@ def _caches_and_peaks(engine: EngineDirectory, executor: str) -> tuple[int, list
     return ROWS * cache_bytes(program.model, program.parameters, 4).total, [peak.bytes for peak in peaks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["onnxruntime", "torch"])
 def test_the_peak_of_decode_is_caches_and_what_a_step_works_in(engine, executor):
     """In a process of its own: one that has freed memory takes caches from it, and grows by less than they are."""

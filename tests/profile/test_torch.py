@@ -53,6 +53,7 @@ def result(torch_engine):
     return profile_run.profile_engine(torch_engine, REQUEST, NullProgress())
 
 
+@pytest.mark.slow
 def test_a_profile_has_the_form_of_any_other(result, engine):
     other = profile_run.profile_engine(engine, REQUEST, NullProgress())
     assert set(result) == set(other)

@@ -74,6 +74,7 @@ EVERYTHING = (dense, causal, turn, votes, hybrid, quest)
 Rule = Callable[[int, Softmax], list[Tensor]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", EVERYTHING)
 @given(seed=st.integers(0, 1 << 20))
 def test_a_cap_beyond_all_logits_changes_nothing(rule: Rule, seed: int) -> None:

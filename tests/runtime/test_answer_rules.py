@@ -78,6 +78,7 @@ def transformed(logits, text, answer, request):
     return scores[0].numpy()
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(REQUESTS)
 def test_greedy_tokens_are_the_best_of_what_transformers_leaves(requests):

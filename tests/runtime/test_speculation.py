@@ -58,6 +58,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(REQUESTS, st.integers(1, 9), st.sets(st.integers(1, 90)), st.integers(1, 3), st.integers(1, 4))
 def test_answers_are_those_of_a_session_without(requests, period, breaks, rows, tokens):

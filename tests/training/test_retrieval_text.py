@@ -154,6 +154,7 @@ def test_first_layer_starts_by_looking_back(tokenizer: Tokenizer) -> None:
         assert weights[head].diagonal(-(head + 1)).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_files(tmp_path: Path, tokenizer: Tokenizer, torch_settings: None) -> None:
     for run in ("first", "second"):
         save_checkpoint(train(seed=7, steps=2), tokenizer, tmp_path / run)
@@ -175,6 +176,7 @@ def test_model_card_names_the_shipped_weights() -> None:
     assert hashlib.sha256(weights).hexdigest() in (CHECKPOINT / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_shipped_model_answers_97_percent_of_every_task(shipped: SmallLlama, tokenizer: Tokenizer, name: str) -> None:
     found = scores(shipped, tokenizer, task(name), target_tokens=512, samples=16, seed=11)

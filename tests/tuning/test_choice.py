@@ -140,6 +140,7 @@ def test_a_recommendation_says_if_no_candidate_is_good_enough():
     assert recommend(qualities).good_enough
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=8, max_size=8)),
                 min_size=1, max_size=6))  # fmt: skip

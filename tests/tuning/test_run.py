@@ -93,6 +93,7 @@ class Engines:
         return SessionAnswerer(executor, engine.parameters, "onnxruntime", 2, self.config.eos_token_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 def test_the_shared_prefill_gives_what_engines_that_were_built_answer(tuned, tmp_path):
     found, _ = tuned
@@ -113,6 +114,7 @@ def test_the_shared_prefill_gives_what_engines_that_were_built_answer(tuned, tmp
             assert mine.first_differences[:count] == cell.first_differences
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_engine_that_its_build_file_makes(tuned, tmp_path):
     found, asked = tuned
     assert found.finished
@@ -204,6 +206,7 @@ def test_no_good_enough_policy_exits_1_without_a_build_file(tmp_path, capsys):
     assert (tmp_path / "out" / "tune.html").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ended_keeps_its_answers_and_goes_on(tmp_path):
     data = written(tmp_path / "own.jsonl", lines(24, answers=True))
     arguments = ["tune", "--model", MODEL, "--data", str(data), "--memory", "1MiB", "--gpu", "h100"]

@@ -91,6 +91,7 @@ def _constant(name, array):
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", [_lengths_without_drafts, _all_at_the_first_position])
 def test_a_wrong_draft_graph_is_caught(edit, make_engine, parameters_for):
     engine = make_engine(parameters_for("rocketkv"), drafts=TOKENS, edit=edit)
@@ -109,6 +110,7 @@ def test_a_wrong_selection_is_caught_by_the_tokens_read(make_engine, parameters_
     assert READ in failed(make_engine(claimed, drafts=TOKENS, edit=edit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["rocketkv", "sparq"])
 def test_drafts_not_taken_back_are_caught(policy, make_engine, parameters_for, monkeypatch):
     engine = make_engine(parameters_for(policy), drafts=TOKENS)

@@ -25,6 +25,7 @@ WITHOUT_PROOFS = {
 WEIGHTS = ("fp32", "int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp16", "int4", "keep")))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in WITHOUT_PROOFS])
@@ -90,6 +91,7 @@ def test_lists_alone_refute_what_no_rounding_explains(policy, step, proving, mon
     assert "float64 scores differ by" in report.problems[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "prompts", "tokens"),
     [("sparq", 12, 12), ("quest", 12, 12), ("keydiff", 12, 1), ("expected-attention", 60, 1)],

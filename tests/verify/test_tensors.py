@@ -102,6 +102,7 @@ def test_a_wrong_rewriting_is_named_at_its_first_tensor(graph, engine, monkeypat
     assert f"the first is {changed[0]}" in found[f"{graph}: onnxruntime | lowered"]
 
 
+@pytest.mark.slow
 def test_a_wrong_graph_is_named_against_another_executor(engine, monkeypatch, tmp_path, capfd):
     """The second layer stores half of the new key: the token is not read yet, but the cache differs."""
     read = tensor_runners.engine_graph

@@ -75,6 +75,7 @@ def test_logits_are_compared_on_text(engine: EngineDirectory):
     assert report.halves.notes["compression"].endswith("on text (niah-single-1)")
 
 
+@pytest.mark.slow
 def test_an_executor_without_subnormal_numbers_is_right_on_text(tmp_path_factory: pytest.TempPathFactory):
     """The executor ranks tokens of no weight otherwise than the reference, in steps and in turns."""
     engine = build(tmp_path_factory, "--max-output-len", "48")

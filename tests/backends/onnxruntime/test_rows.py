@@ -94,6 +94,7 @@ def test_answers_of_the_test_prompts_differ(expected):
     assert len({output.token_ids[:3] for output, _ in expected}) == len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["full", "rocketkv"])
 def test_rows_of_1_and_4000_tokens_in_one_batch(make_program, policy):
     program = make_program(policy, max_input_len=4000, max_output_len=8, token_budget=128)

@@ -35,6 +35,7 @@ def tokens_of(*lengths: int, seed: int = 0) -> list[list[int]]:
 ROOM = {"max_input_len": 1000, "max_output_len": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_buffers_are_updated_in_place_as_if_they_were_separate(programs, policy):
     program = programs(policy, **ROOM)

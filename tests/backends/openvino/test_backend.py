@@ -39,6 +39,7 @@ def test_engines_of_either_backend_run_on_the_other(tiny_engine, tiny_arguments,
     assert tokens[0] == tokens[1] == tokens[2]
 
 
+@pytest.mark.slow
 def test_an_engine_passes_verification_on_openvino(tiny_engine, capfd):
     report = answer(capfd, "verify", tiny_engine, "--backend", "openvino")
     assert report["passed"]
@@ -56,6 +57,7 @@ def test_blocks_of_a_gguf_file_run_unchanged(tmp_path, capfd):
         assert run(["verify", str(engine), "--level", level, "--checkpoint", str(file)]) == 0, capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_profile_measures_an_engine_built_for_it(tiny_arguments, tmp_path, capfd):
     engine = tmp_path / "engine"
     assert run([*tiny_arguments, "--backend", "openvino", "-o", str(engine)]) == 0

@@ -53,6 +53,7 @@ def assert_same(expected, found, tolerance=1e-5):
         assert_close(found.state[name], array, tolerance, name)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "policy",

@@ -138,6 +138,7 @@ def ask(directory, emulation, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1]) | {"cache": cache}
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "plugins"),

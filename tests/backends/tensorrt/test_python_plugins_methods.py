@@ -275,6 +275,7 @@ def test_types_of_outputs_follow_the_cache(trt, python_plugin, operator, numbers
         plugin.get_output_data_types([trt.DataType.INT8, *inputs[1:]])
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @every_operator
 def test_one_format_and_three_types_are_served(trt, python_plugin, operator, numbers):

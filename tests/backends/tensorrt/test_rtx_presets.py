@@ -65,6 +65,7 @@ def declared_outputs(model):
     return outputs
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "policies"), CASES)
 def test_nvidias_parser_reads_prefill_and_decode_of_every_preset(ask_parser, name, policies):

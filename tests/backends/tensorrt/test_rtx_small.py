@@ -39,6 +39,7 @@ def graphs_of(
 # --- what is built ---
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("precision", "policies"),
@@ -53,6 +54,7 @@ def test_prefill_and_decode_graphs_become_plans(ask_parser, precision, policies)
     check_plans(ask_parser(*(graph for policy in policies for graph in graphs_of(policy, precision)), plan=True))
 
 
+@pytest.mark.slow
 def test_layers_with_different_budgets_become_plans(ask_parser):
     """Capacities and pages differ from layer to layer; each plugin has its layer's numbers."""
     parameters = replace(resolve("rocketkv"), layer_budgets=(60, 40, 30))
@@ -109,6 +111,7 @@ def check_plans(answers: list[dict]) -> None:
         assert answer["plan_bytes"] > 0, answer["log"]
 
 
+@pytest.mark.slow
 def test_weights_come_from_the_file_beside_the_graph(ask_parser, tmp_path):
     from kvc_trt.graph.build import build_decode, build_prefill
     from kvc_trt.graph.weights import GraphWeights, write_weights
@@ -137,6 +140,7 @@ def test_a_missing_plugin_does_not_parse(ask_parser):
         assert any("Plugin not found" in error for error in answer["errors"]), answer["errors"]
 
 
+@pytest.mark.slow
 def test_with_its_body_in_the_graph_a_missing_plugin_parses_and_is_found_by_counting(ask_parser):
     _, decode = graphs_of("full", leave_out="drop_functions")
     (whole,) = ask_parser(decode)
@@ -157,6 +161,7 @@ def test_a_renamed_field_does_not_parse(ask_parser):
     assert any("Could not create the plugin" in error for error in answer["errors"]), answer["errors"]
 
 
+@pytest.mark.slow
 def test_a_dropped_alias_is_found(ask_parser):
     _, decode = graphs_of("rocketkv")
     (whole,) = ask_parser(decode)

@@ -229,6 +229,7 @@ def test_a_policy_without_kernels_is_refused_by_its_operator(policy):
 # --- NVIDIA's parser and builder ---
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(
@@ -251,6 +252,7 @@ def test_nvidias_parser_takes_the_graph_and_its_builder_makes_a_plan(ask_parser,
         assert answer["plan_bytes"] > 0, (policy, answer["log"])
 
 
+@pytest.mark.slow
 @pytest.mark.tensorrt
 def test_the_builder_makes_no_turn_plan_for_caches_without_pages(ask_parser):
     """The parser takes the graph; the builder fails by an assertion of its own."""
@@ -267,6 +269,7 @@ def test_a_policy_takes_turns_or_the_reason_is_known(policy):
     assert reason is None or "a cache without pages" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.tensorrt
 def test_the_builder_makes_no_plan_unless_a_cache_of_codes_is_handed_on(ask_parser, monkeypatch):
     """The parser takes the graph without it; the builder makes no plan."""
@@ -277,6 +280,7 @@ def test_the_builder_makes_no_plan_unless_a_cache_of_codes_is_handed_on(ask_pars
     assert any("cannot be quantized by k_cache" in error for error in answer["log"]), answer["log"]
 
 
+@pytest.mark.slow
 @pytest.mark.tensorrt
 def test_without_their_plugins_state_would_be_copied(ask_parser):
     """The parser knows no alias but a plugin's."""

@@ -44,6 +44,7 @@ def test_the_model_file_is_the_export_with_tritons_settings(tmp_path, capfd):
     assert "LLM_CONFIG_PATH" in target.read_text()
 
 
+@pytest.mark.slow
 @given(st.text(min_size=1))
 def test_a_name_adds_nothing_but_itself(export, name):
     """Quotes, newlines, colons and so on are kept unchanged."""

@@ -165,6 +165,7 @@ def test_points_without_time_are_listed(weights):
     assert {measured()["not_measured"] for _, measured in points} == {torch_backend.OUT_OF_TIME}
 
 
+@pytest.mark.slow
 def test_an_engine_is_built_verified_and_reported(tmp_path):
     """Built at its first point, or beforehand."""
     options = torch_engine.parse(["--weights", "bf16", "--levels", "ops", "--steps", "2", "--no-profile"])

@@ -65,6 +65,7 @@ def test_an_engine_passes_by_the_reference(policy, form, made):
     assert_passes(made(policy, form), "quick", steps=STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(CASES, 0, ("full", "rocketkv")))
 def test_an_engine_passes_through_the_emulated_kernels(policy, form, made, emulation):
     assert_passes(made(policy, form), "logits", kernels=emulation.path, steps=STEPS)

@@ -18,6 +18,7 @@ def executor_of(make_program, policy: str) -> TorchExecutor:
     return TorchExecutor(make_program(policy, max_output_len=40, draft_tokens=DRAFT_TOKENS), device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kept", range(1, 2 + DRAFT_TOKENS))
 def test_a_pass_leaves_what_the_steps_leave_that_it_keeps(policy, kept, make_program):

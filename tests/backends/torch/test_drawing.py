@@ -188,6 +188,7 @@ def without_logprobs(outputs):
     return [replace(one, logprobs=None) for one in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", [None, Speculation()], ids=["steps", "drafts"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_session_answers_as_with_the_hosts_sampler(executor, rows, speculation, monkeypatch):

@@ -95,6 +95,7 @@ def test_slices_give_the_bits_of_the_whole_prefill(length: int, policy: str, mak
         assert torch.equal(found.state[name], tensor), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "context"), [(1, 32768), (4, 8192), (1, 200)])
 @pytest.mark.parametrize("policy", ["full", "rocketkv"])
 def test_a_prefill_stays_below_its_bound(policy: str, rows: int, context: int, monkeypatch) -> None:
@@ -117,6 +118,7 @@ def test_a_step_never_waits_for_the_device() -> None:
     assert logits.shape == (2, PUBLISHED.vocab_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
 @pytest.mark.parametrize("policy", ["rocketkv", "tova"])
 def test_engines_with_linear_layers_pass_verification(policy: str, weights: str, tmp_path: Path) -> None:

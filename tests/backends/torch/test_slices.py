@@ -40,6 +40,7 @@ def prompt(length: int):
     return batch.input_ids, batch.prompt_lengths
 
 
+@pytest.mark.slow
 @pytest.mark.pairwise
 @pytest.mark.parametrize("kv_cache", ["auto", *(name for name in CACHE_FORMATS if name != "auto")])
 @pytest.mark.parametrize("length", LENGTHS)
@@ -58,6 +59,7 @@ def test_slices_give_the_bits_of_the_whole_prefill(policy, length, kv_cache, mak
         assert found.state[name].numpy().tobytes() == tensor.numpy().tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [BLOCK + 1, TOGETHER, TOGETHER + 1, 200])
 @pytest.mark.parametrize("policy", EVERY)
 def test_small_pieces_keep_what_one_piece_keeps(policy, length, make_program):

@@ -55,6 +55,7 @@ def test_retrieval_tiny_passes_the_quick_level_through_the_emulated_kernels(engi
     assert passed_rungs(report) == EVERYTHING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["full", "snapkv++", "hybrid"])
 def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation, make_engine, parameters_for):
     report = verify(make_engine(parameters_for(policy)), RunOptions("torch"), kernels=emulation.path, steps=3)
@@ -75,6 +76,7 @@ def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine):
     assert report.description["without kernels"] in report.as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["fp16", "bf16", "int8"])
 def test_fp16_bf16_and_int8_weights_pass_through_the_emulated_kernels(weights, emulation, make_engine, parameters_for):
     made = make_engine(parameters_for(), weights=weights)
@@ -83,6 +85,7 @@ def test_fp16_bf16_and_int8_weights_pass_through_the_emulated_kernels(weights, e
     assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
 
 
+@pytest.mark.slow
 def test_16_bit_arithmetic_around_the_kernels_passes(emulation, make_engine, parameters_for, monkeypatch):
     """Weights and activations have the caches' type, as on a GPU; here by PyTorch's CPU kernels for bfloat16."""
     engine = make_engine(parameters_for(), weights="bf16")

@@ -152,6 +152,7 @@ def records(study_model, tmp_path_factory):
     return kept.all
 
 
+@pytest.mark.slow
 def test_rows_are_counted_as_the_state_of_engines(records):
     (counted,) = (one["measured"] for one in records if one["key"]["part"] == engines.MEMORY)
     row, used = counted["row"], counted["used"]

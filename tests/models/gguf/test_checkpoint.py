@@ -64,6 +64,7 @@ def test_tensors_and_logits_are_those_of_transformers(variant, file):
     check_against_transformers(file(**VARIANTS[variant]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in BLOCKS if kind != "F32"])
 def test_every_type_has_the_logits_of_transformers(kind, file):
     check_against_transformers(file(kind=kind))

@@ -171,6 +171,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_grammar_is_refused_at_once(made):
     start = time.process_time()

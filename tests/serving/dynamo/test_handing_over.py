@@ -87,6 +87,7 @@ def test_no_two_offers_have_one_tag(pair):
     assert all(len(tag) == 32 for tag in tags)
 
 
+@pytest.mark.slow
 def test_the_context_of_another_engine_is_refused(pair, needle, demo_engine, tmp_path):
     """Workers of two engines should never meet; if they do, the refusal comes before a byte is read."""
     from kvc_trt.cli.main import run

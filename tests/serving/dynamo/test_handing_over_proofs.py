@@ -40,6 +40,7 @@ def proof_in(chunks):
     return chunks[-1]["engine_data"]["kvc"]["output"]["kv_proof"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["digest", "lists"])
 def test_a_proof_is_that_of_one_process(proving, demo_engine, needle, kind):
     """The proof has the entries that prefill kept of the prompt, and those that decode has read."""

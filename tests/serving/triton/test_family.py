@@ -85,6 +85,7 @@ def shown(steps, response):
     return output[0].decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_words", [(), ("lagos",), ("agos e", "x"), ("t",)])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_steps_together_answer_as_the_engine_does(steps, retrieval_engine, stop_words, streamed):
