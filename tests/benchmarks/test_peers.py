@@ -17,6 +17,7 @@ from benchmarks.peers.floors import floor_ms, step_cost
 from benchmarks.peers.idle import Others
 from benchmarks.peers.points import CORE, FORMATS, FULL, QUICK, Measurement, Point, measurements
 from benchmarks.peers.runs import EMPTY, NAME, Runs
+from benchmarks.peers.runs import OF_FORMATS as OF_FORMATS_NAME
 from benchmarks.peers.shapes import M8, SHAPES, read_config, write_checkpoint
 from benchmarks.peers.summary import by_point, row
 from benchmarks.peers.worker import prompts
@@ -134,6 +135,14 @@ def test_the_page_is_that_of_the_results(tmp_path, monkeypatch):
     for suffix in (".md", ".csv"):
         expected = again.with_suffix(suffix).read_text(encoding="utf-8")
         assert written.with_suffix(suffix).read_text(encoding="utf-8") == expected, "python -m benchmarks.peers --page"
+
+
+def test_the_page_of_formats_is_that_of_its_results(tmp_path, monkeypatch):
+    written = formats_page._PAGE
+    monkeypatch.setattr(formats_page, "_PAGE", tmp_path / written.name)
+    again = formats_page.write(store.recorded(OF_FORMATS_NAME, "make bench-peers SELECT=formats"))
+    expected = again.read_text(encoding="utf-8")
+    assert written.read_text(encoding="utf-8") == expected, "python -m benchmarks.peers --select formats --page"
 
 
 def contender(name):
