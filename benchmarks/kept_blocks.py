@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 import kvc_trt
 from benchmarks import store
-from benchmarks.peers.idle import Others
+from benchmarks.idle import Others
 from kvc_trt import Engine
 from kvc_trt.runtime.request import Request
 

@@ -23,9 +23,9 @@ from typing import Any
 
 from benchmarks import store
 from benchmarks.accuracy.smollm2.grid import MODEL
+from benchmarks.idle import Others
 from benchmarks.machine import ROOT
 from benchmarks.page import Marks, measured_by, paragraph, table
-from benchmarks.peers.idle import Others
 from benchmarks.peers.rounds import BUSY
 from kvc_trt.profile.requests.figures import over_repeats
 

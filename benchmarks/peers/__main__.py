@@ -23,7 +23,7 @@ from benchmarks.peers.artefacts import Workplace, drop_other_engines, make
 from benchmarks.peers.floors import bandwidths
 from benchmarks.peers.points import SELECTIONS, Measurement, measurements
 from benchmarks.peers.rounds import estimate, measure_all
-from benchmarks.peers.runs import EMPTY, NAME, OF_FORMATS, Runs
+from benchmarks.peers.runs import EMPTY, FORMATS_NAME, NAME, Runs
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.registry import backends
 
@@ -32,7 +32,7 @@ _DEFAULT_PYTHON = ROOT / "build" / "peers" / "bin" / "python"
 
 def main() -> None:
     arguments = _parser().parse_args()
-    name, write = (OF_FORMATS, formats_page.write) if arguments.select == "formats" else (NAME, page.write)
+    name, write = (FORMATS_NAME, formats_page.write) if arguments.select == "formats" else (NAME, page.write)
     if arguments.page:
         print(write(store.recorded(name, f"make bench-peers SELECT={arguments.select}")))
         return

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks.idle import Others
 from benchmarks.machine import ROOT
 from benchmarks.peers.artefacts import Workplace, make
 from benchmarks.peers.contenders import NEW_TOKENS
 from benchmarks.peers.floors import floor_ms
-from benchmarks.peers.idle import Others
 from benchmarks.peers.points import Measurement
 from benchmarks.peers.runs import Runs
 from kvc_trt.profile.model_size import token_cache_bytes

@@ -9,7 +9,7 @@ from benchmarks.peers.artefacts import disk_bytes
 from benchmarks.peers.points import Measurement
 from benchmarks.store import Growing
 
-NAME, OF_FORMATS = "peers", "peers-formats"
+NAME, FORMATS_NAME = "peers", "peers-formats"
 """The records of the comparison of engines, and of that of caches of 8 bits."""
 EMPTY: dict[str, Any] = {"threads": 2, "bandwidth": {}, "versions": {}, "measurements": {}}
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.idle import Others
+from benchmarks.idle import Others
 from benchmarks.serving import aiperf, engines, load, openai_server, perf_analyzer, triton_server
 from benchmarks.serving.check_answers import Answered, figures
 from benchmarks.serving.engines import Expected, Kind

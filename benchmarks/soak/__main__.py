@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, store
+from benchmarks.idle import Others
 from benchmarks.machine import ROOT
-from benchmarks.peers.idle import Others
 from benchmarks.serving import engines
 from benchmarks.serving.place import Place
 from benchmarks.soak import catalogue, page

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from benchmarks import machine, store
-from benchmarks.peers.idle import Others
+from benchmarks.idle import Others
 from benchmarks.soak.page import GATEWAY
 from kvc_trt.models.sources.tokenizer import read_tokenizer
 from kvc_trt.runtime import Event, Output

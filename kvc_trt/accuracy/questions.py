@@ -121,7 +121,10 @@ class QuestionSet:
         return numbers if len(numbers) == len(single) else ()
 
     def score(self, answers: Sequence[Sequence[int]], first: int = 0) -> tuple[float, ...]:
-        """Return the score, from 0 to 1, of the answers to each sample from the sample `first` on."""
+        """Return the score, from 0 to 1, of every sample from `first` on, given the answers to `of(first, ...)`.
+
+        If the answers end early, so do the scores.
+        """
         rate, given = self.task.score, iter(answers)
         assert rate is not None  # a task that is scored by its answers
         scores = []

@@ -76,7 +76,7 @@ def chat_model(engine: EngineDirectory) -> tuple[ChatTemplate, Tokenizer]:
 
 
 def _is_chat_model(engine: EngineDirectory) -> bool:
-    """Also with a template that cannot be read, which is no reason to refuse a text."""
+    """True if the engine has a chat template, even one that cannot be read: this is no reason to refuse a text."""
     try:
         return engine.chat_template is not None
     except InputError:

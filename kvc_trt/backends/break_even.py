@@ -52,7 +52,7 @@ def remembered(identity: Mapping[str, Any], measure: Callable[[], int]) -> int:
 
 
 def compared(parameters: PolicyParameters, open_form: Callable[[str, PolicyParameters], Executor]) -> int:
-    """Return the length in tokens up to which a dense step is at least as fast as a sparse one.
+    """Measure up to which length in tokens a dense step is not slower than a sparse one; at least the token budget.
 
     `open_form(name, parameters)` returns an executor with one row of filled caches.
     """

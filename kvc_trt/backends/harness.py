@@ -95,10 +95,10 @@ class Harness(Protocol):
         """Return the operators that choose which tokens a step reads, one per cache that is not read whole."""
 
     def draft_selections(self) -> list[list[Watched]]:
-        """Return for each token of a draft pass the operators that choose its tokens; none if a pass hides them."""
+        """Return the operators of `selections` for each token of a draft pass; none if a pass does not show them."""
 
     def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
-        """Return the blocks that the prefill, decode, extend or draft graph stores, for each token of a pass.
+        """Return the blocks that the prefill, decode, extend or draft graph stores in caches, for each token of a pass.
 
         Empty if caches have no format, or if the executor does not expose them."""
         return []

@@ -17,7 +17,7 @@ PREFILL_PRECISIONS: tuple[PrefillPrecision, ...] = get_args(PrefillPrecision)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options for running an engine. Functions between the caller and the user of an option pass on the object."""
+    """The options for running an engine. Functions between the caller and the user of one pass on the whole object."""
 
     backend: str | None = None
     """The backend that runs the engine; None is the one that it was built for."""

@@ -84,7 +84,7 @@ _OF_FORMAT: Mapping[VectorFormat, tuple[tuple[Impossible, ...], ...]] = {
 
 
 def _never_in(name: str, tensors: Mapping[str, Array]) -> Iterator[Impossible]:
-    """Yield the values that a tensor never holds, by its type, its name and the names of the other tensors."""
+    """Yield the values that a tensor never holds, by its type, its name and the scales or minima beside it."""
     dtype = tensors[name].dtype.name
     if dtype in _EXPONENTS:
         yield _not_finite(dtype)

@@ -39,7 +39,7 @@ SHORT_NAMES = {K_CACHE.name: "k", V_CACHE.name: "v"}
 """Name of a state tensor -> its name in a context, if the two differ."""
 
 Cache: TypeAlias = "tuple[CacheSite, Mapping[str, StateTensor]]"
-"""A cache and its state tensors by kind: k_cache, v_cache, and further ones of its selection."""
+"""A cache and its state tensors by kind: k_cache, v_cache, and any further ones."""
 OLDER_THAN_CONTEXTS = frozenset(("future_positions", "max_conversation_len"))
 """Parameters that older engines lack, and that every context has."""
 LONGEST_NAME = 200
@@ -55,7 +55,7 @@ class RowPacking:
         self._caches = caches_of(program.model, program.parameters, program.state)
         self._linear = linear_of(program.state)
         self.other_turns = _other_turns(program)
-        """The engine that differs from this one only in whether it takes turns; None if turns need no extra state."""
+        """The engine that differs from this one only in whether it takes turns; None if no state is kept for turns."""
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -90,7 +90,7 @@ class RowPacking:
         return _bytes_of(self.layout(cache_lengths, logical_length), self.limits.vocab_size)
 
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
-        """Yield every state tensor of a row with its name, in the shape of one row; only one is in memory at a time."""
+        """Yield every state tensor of a row with its name, in the shape of one row; they are made one by one."""
         for site, tensors in self._caches:
             rule, keys = site.parameters, {}
             names = part_names(K_CACHE, rule.cache_format.keys)

@@ -29,7 +29,7 @@ Makers = Mapping[str, Maker]
 
 
 def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress, stages: Collection[str]) -> Makers:
-    """Return for each of the backend's `stages` the function that makes its file; the first graph imports onnx.
+    """Return for each of the backend's `stages` the function that makes its file; making a graph imports onnx.
 
     The extend graph is included if the policy takes turns, the draft graph if the build asks for it."""
     turns = "extend" in stages and resolved.parameters.no_turn is None

@@ -94,7 +94,10 @@ class HeldFile:
         return os.fstat(self.descriptor).st_size
 
     def open(self, advance: Advance | None = None) -> None:
-        """Open the file, unless it is held already, and check its content; `advance` gets the number of bytes read."""
+        """Open the file, unless it is held already, and check its content.
+
+        `advance` is called with the number of bytes read since its last call.
+        """
         if self._descriptor is not None:
             return
         with open_input(self.path, follow_links=False) as file:

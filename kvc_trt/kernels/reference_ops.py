@@ -47,7 +47,7 @@ class StepNumbers:
 
 @dataclass(frozen=True)
 class RotatedStepNumbers(StepNumbers):
-    """The same, and those of the rotation before it."""
+    """The attributes of KvcHybridAttention, and of the rotation before it, by their names."""
 
     heads: int
 

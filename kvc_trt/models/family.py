@@ -49,7 +49,7 @@ UNDECLARED: Mapping[str, Any] = {
     "per_layer_config": None,
 }
 """Fields that `transformers` reads from any configuration, declared by its class or not -> the value without effect.
-Where every one of `layer_types` is full attention, they have none either."""
+`layer_types` has no effect either if every layer has full attention."""
 
 
 class DecoderFields(ForeignSchema):

@@ -293,7 +293,7 @@ class Operator:
         return {tensor.name: [known[symbol] for symbol in tensor.shape] for tensor in self.outputs}
 
     def all_formulas(self) -> tuple[tuple[str, str], ...]:
-        """Yield symbol and formula of every derived size: the operator's own, then the common ones.
+        """Return symbol and formula of every derived size: the operator's own, then the common ones.
 
         A common formula over a size that none of the operator's tensors has does not hold: that size is its own."""
         return self._all_formulas

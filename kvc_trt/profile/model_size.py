@@ -98,7 +98,7 @@ class WeightBytes:
     expert_share: float = 0.0
 
     def step(self, row_bytes: float, row_flops: float = 0.0) -> StepCost:
-        """Return the cost of a step that reads the weights and, per row, `row_bytes` of cache and does `row_flops`."""
+        """Return the cost of a step; each of its rows reads `row_bytes` of cache and takes `row_flops` operations."""
         return StepCost(self.per_step, row_bytes, row_flops, self.experts, self.expert_share)
 
 

@@ -49,7 +49,7 @@ class MeasuredMemory:
 
     @property
     def difference_percent(self) -> float:
-        """The difference of measurement and model, in percent of the model."""
+        """The measurement minus the model, in percent of the model."""
         return 100 * (self.measured / self.modelled - 1) if self.modelled else 0.0
 
     def as_json(self) -> dict[str, Any]:

@@ -58,17 +58,17 @@ class CacheRecord:
     """The digests of the slots that each step reads, [heads, .]; empty for a cache that is read whole."""
     kept_lists: bytes | None = None
     read_lists: tuple[bytes, ...] | None = None
-    """The lists of the read slots, encoded by `lists.encode`; None in a proof of digests."""
+    """The lists of the read slots, encoded like `kept_lists` by `lists.encode`; None in a proof of digests."""
 
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A row's record of its prompt, for a row in another process that answers from the same caches."""
+    """A row's record of its prompt, for a row elsewhere (as in another process) that answers from the same caches."""
 
     kind: ProofKind
     prefill_precision: PrefillPrecision
     caches: tuple[CacheRecord, ...]
-    """The records by the caches' numbers, without any lists of read slots."""
+    """The records in the order of the caches' numbers; nothing has been read of any cache."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Proof:
     answer_digest: str
     """The digest of continuation and answer."""
     caches: tuple[CacheRecord, ...]
-    """The records by the caches' numbers."""
+    """The records in the order of the caches' numbers."""
     root: str
 
     @property

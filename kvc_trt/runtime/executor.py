@@ -331,9 +331,10 @@ class DrawingDraftExecutor(DraftExecutor, Protocol):
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
         rules: Iterable[Sequence[DrawRules | None]],
     ) -> DrawnDraft:  # fmt: skip
-        """Like `check_draft`, but draw a token after each of a row's first tokens that has a rule in `rules`.
+        """Like `check_draft`, but draw a token after each of a row's first tokens by `rules`, which are [rows][tokens].
 
-        `rules` are [rows][tokens]. The answer after a token without a rule is NO_DRAW.
+        After a token whose rule is None, or too large for the executor's buffers, the answer is the logits; after
+        tokens beyond a row's rules it is NO_DRAW.
         """
 
 

@@ -24,7 +24,7 @@ class Timings:
     """The number of decode runs that checked drafts."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    """The number of drafted tokens that became part of the answer; `decode_tokens` includes them."""
+    """The number of drafted tokens that were accepted, and so fed; `decode_tokens` includes them."""
     turn_seconds: float = 0.0
     turn_tokens: int = 0
 

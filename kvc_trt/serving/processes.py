@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def ask_here(url: str, body: bytes | None = None, *, seconds: float) -> tuple[int, bytes]:
-    """Return the status and the body that a server on this machine answers; OSError if it does not answer.
+    """Return the status and the body of a local server's answer; OSError without one, or for an error's status.
 
     Proxy settings in the environment are ignored. `seconds` is the timeout.
     """

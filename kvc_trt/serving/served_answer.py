@@ -15,14 +15,14 @@ from kvc_trt.serving.request import ServedRequest
 
 @dataclass(frozen=True)
 class End:
-    """The end of an answer: its reason, and the numbers of tokens in its row's caches, summed over all caches."""
+    """The end of an answer: its reason, and numbers of tokens, of which those kept are summed over all caches."""
 
     finish_reason: FinishReason
     output_tokens: int
     kept_tokens: int
-    """The number of stored tokens."""
+    """The number of stored tokens, summed over all caches."""
     logical_tokens: int
-    """The number of tokens that would be stored if caches kept every token that the model has seen."""
+    """The same sum if caches kept every token that the model has seen."""
     reused_tokens: int
     """The number of tokens of a shared prefix, which were not computed again."""
     kv_proof: Proof | None = None

@@ -59,7 +59,8 @@ class Framing:
     frame: tuple[str, str] | None = None
     """The template's words before and after a message; None for plain prompts."""
     between: str | None = ""
-    """The template's words between an answer and the user's next message; None if it rewrites earlier messages."""
+    """The template's words between an answer and the user's next message; None if it rewrites or refuses
+    earlier messages."""
     template: Template | None = None
     """The template itself, which conversations go through; None for plain prompts."""
 

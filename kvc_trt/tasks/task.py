@@ -18,7 +18,7 @@ from kvc_trt.errors import InputError, did_you_mean
 Encode = Callable[[str], list[int]]
 """The token ids of a whole prompt, with what the tokenizer puts before one."""
 Score = Callable[[str, Sequence[str]], float]
-"""Return the score of an output, given the reference answers, from 0 to 1."""
+"""A function that returns the score of an output, from 0 to 1, given the reference answers."""
 Reads = Literal["text", "ids"]
 ScoredBy = Literal["answer", "overlap", "likelihood", "faithfulness"]
 _OPTION_TYPES: dict[type, str] = {float: "a number", int: "a whole number", str: "a word"}

@@ -32,7 +32,7 @@ class Recommendation:
     alike: tuple[Candidate, ...]
     """The candidates that do not differ significantly from the best, itself included, the smallest first."""
     behind: tuple[float, float, float]
-    """The difference of the best and the chosen candidate's means, and the ends of its 95 % interval."""
+    """The best candidate's mean minus the chosen one's, and the ends of the 95 % interval."""
     confidence: float
     """The share of resamples in which no candidate of at most the chosen one's bytes is better than it."""
     lost: tuple[float, float, float] | None
@@ -49,7 +49,7 @@ class HalfChoice:
     best_of_other: Candidate
     """The candidate with the best mean on the other half."""
     behind: tuple[float, float, float]
-    """The difference of the two candidates' means on the other half, and the ends of its 95 % interval."""
+    """The mean of `best_of_other` minus that of `chosen` on the other half, and the ends of the 95 % interval."""
 
     @property
     def holds(self) -> bool:
@@ -107,7 +107,7 @@ def _carried(own: Qualities[Candidate], other: Qualities[Candidate]) -> HalfChoi
 
 
 def _behind(qualities: Qualities[Candidate], one: Candidate, best: Candidate) -> tuple[float, float, float]:
-    """Return the difference of the best and one candidate's means, and the ends of its 95 % interval."""
+    """Return the mean of `best` minus that of `one`, and the ends of the 95 % interval."""
     if one == best:
         return 0.0, 0.0, 0.0
     return qualities.mean(best) - qualities.mean(one), *qualities.behind(one, best)

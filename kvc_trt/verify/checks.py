@@ -44,7 +44,7 @@ def at_most(name: str, sample: str, measured: float, bar: float, detail: str = "
 
 @dataclass
 class Rung:
-    """One step of the ladder, or one control. Without checks, `reason` says why."""
+    """One step of the ladder, or one control. Without checks, `reason` says why it did not apply or was left out."""
 
     name: str
     checks: list[Check] = field(default_factory=list)

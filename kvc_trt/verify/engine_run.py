@@ -175,7 +175,7 @@ def observe(
 def step_inputs(
     executor: ObservedExecutor, sites: Sequence[CacheSite], queries: Mapping[int, list[Array]], lengths: Array
 ) -> dict[int, list[StepInputs]]:
-    """Return per cache the inputs of each step's choice: its query [B,H,D], and the keys of `lengths` [caches,B]."""
+    """Return per cache the inputs of each step's choice: query [B,H,D], and stored keys of `lengths` [caches,B]."""
     found = {}
     for site in sites:
         rows, stored = lengths.shape[1], lengths[site.cache].max()

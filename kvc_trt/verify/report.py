@@ -38,7 +38,7 @@ class ErrorFigures:
 class ErrorHalves:
     """The parts of an engine's error: the engine's own, and that of compression.
 
-    With a checkpoint, there is also the error by the weights' format; if caches have a format, also the error by it."""
+    A checkpoint adds the error of the weights' format, and caches in a format add the error of that format."""
 
     engine: ErrorFigures | None = None
     compression: ErrorFigures | None = None
@@ -71,7 +71,7 @@ class NearTies:
     lists_admitted: int = 0
     tokens_swapped: int = 0
     near_equal_tokens: int = 0
-    """The number of top-1 tokens that differ although their logits are closer than the bar."""
+    """The number of top-1 tokens that differ, between logits closer than the bar."""
 
 
 @dataclass

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks import machine, store
+from benchmarks.idle import Others
 from benchmarks.peers import artefacts, formats_page, page, rounds
 from benchmarks.peers.bars import bars, bars_of_formats
 from benchmarks.peers.contenders import CONTENDERS, OF_FORMATS
 from benchmarks.peers.floors import floor_ms, step_cost
-from benchmarks.peers.idle import Others
 from benchmarks.peers.points import CORE, FORMATS, FULL, QUICK, Measurement, Point, measurements
-from benchmarks.peers.runs import EMPTY, NAME, Runs
-from benchmarks.peers.runs import OF_FORMATS as OF_FORMATS_NAME
+from benchmarks.peers.runs import EMPTY, FORMATS_NAME, NAME, Runs
 from benchmarks.peers.shapes import M8, SHAPES, read_config, write_checkpoint
 from benchmarks.peers.summary import by_point, row
 from benchmarks.peers.worker import prompts
@@ -140,7 +139,7 @@ def test_the_page_is_that_of_the_results(tmp_path, monkeypatch):
 def test_the_page_of_formats_is_that_of_its_results(tmp_path, monkeypatch):
     written = formats_page._PAGE
     monkeypatch.setattr(formats_page, "_PAGE", tmp_path / written.name)
-    again = formats_page.write(store.recorded(OF_FORMATS_NAME, "make bench-peers SELECT=formats"))
+    again = formats_page.write(store.recorded(FORMATS_NAME, "make bench-peers SELECT=formats"))
     expected = again.read_text(encoding="utf-8")
     assert written.read_text(encoding="utf-8") == expected, "python -m benchmarks.peers --select formats --page"
 
@@ -234,6 +233,7 @@ def test_the_page_of_formats_has_the_bars_and_every_row(data, tmp_path, monkeypa
     )
     assert f"| m8, int4, 4,096 tokens | step | {beside}" in text
     assert "| OpenVINO GenAI eviction, u8 cache | 4.00 | 6.00 | - |" in text
+    assert "Not measured yet: m8, int8, 4,096 tokens; m8, int4, 16,384 tokens;" in text
 
 
 def test_measurements_at_two_contexts_are_drawn_with_every_name(data, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from benchmarks import store
 from benchmarks.accuracy.smollm2 import grid
 from benchmarks.accuracy.smollm2.choices import Row, shown
 from benchmarks.accuracy.smollm2.page import recorded
-from benchmarks.peers.idle import Others
+from benchmarks.idle import Others
 from benchmarks.peers.rounds import BUSY
 from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.grid import Variant

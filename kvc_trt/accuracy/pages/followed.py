@@ -1,4 +1,4 @@
-"""Compare caches by how closely they follow the whole one, prompt by prompt, and mark those that do not differ."""
+"""Compare caches, prompt by prompt, by how closely they follow the whole one; some may not differ beyond chance."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ Verdict = Literal["holds", "equal within the error", "does not hold"]
 """The claim is first >= second: equality within the error does not contradict it."""
 
 NOTICEABLE = 2.0
-"""The number of standard errors from which a difference counts."""
+"""The number of standard errors beyond which a difference counts."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """True if the first answers at least as much as the second, within the error."""
+        """The verdict on the claim that the first answers at least as much as the second, within the error."""
         noise = NOTICEABLE * self.difference.standard_error
         if abs(self.difference.value) <= noise:
             return "equal within the error"

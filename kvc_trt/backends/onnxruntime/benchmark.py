@@ -128,7 +128,7 @@ class OnnxRuntimeBenchmark(Benchmark):
 
     @override
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
-        """Read the time of compaction from ONNX Runtime's profile; recording costs time, so only the share is exact."""
+        """Read compaction's time from ONNX Runtime's profile; recording takes time, so only the share is meaningful."""
         if not compacts(program):
             return None
         with scratch_directory("profile") as directory:
@@ -140,7 +140,7 @@ class OnnxRuntimeBenchmark(Benchmark):
 
     @override
     def operators(self, program: Program, steps: Callable[[Any], object]) -> list[OperatorTime]:
-        """Read the operators' times from ONNX Runtime's profile; recording costs time, so only shares are exact."""
+        """Read operators' times from ONNX Runtime's profile; recording takes time, so only shares are meaningful."""
         with scratch_directory("profile") as directory:
             executor = OnnxRuntimeExecutor(program, self._options, profile=directory)
             steps(executor)
@@ -148,7 +148,7 @@ class OnnxRuntimeBenchmark(Benchmark):
 
     @override
     def describe(self) -> dict[str, Any]:
-        """Return the number of threads, the library of the operators, and the arithmetic of prefill."""
+        """Return the number of threads, the code that computes the operators, and the arithmetic of prefill."""
         native = native_operators(self._dtype)
         operators = "bodies" if native is None else native.describe()
         return {"threads": self._threads, "operators": operators, "prefill_precision": self._options.prefill_precision}

@@ -49,7 +49,7 @@ class NativeOperators:
         return _text(_loaded(self.path).kvc_cpu_instructions)
 
     def use_instructions(self, name: str) -> None:
-        """Use another instruction set in every session of the process; ValueError if this processor lacks it."""
+        """Use another instruction set in every session of the process; ValueError if the library cannot use it here."""
         if not _loaded(self.path).kvc_cpu_use_instructions(name.encode()):
             raise ValueError(f"{self.path} has no {name} for this processor; expected {' or '.join(INSTRUCTIONS)}")
 
@@ -63,7 +63,7 @@ class NativeOperators:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
     def describe(self) -> str:
-        """Return the library's name and instruction set, for messages of commands."""
+        """Return a short description with the instruction set in use, for messages of commands."""
         return f"native operators ({self.instructions})"
 
 
@@ -79,7 +79,7 @@ def native_operators(dtype: str = "float32") -> NativeOperators | None:
 def library_path() -> Path | None:
     """Return the library to use, or None. The file is not read.
 
-    UnsupportedEnvironment for a library that the user names and that other users can change.
+    UnsupportedEnvironment for a library that the user names by a relative path, or that other users can change.
     """
     named = os.environ.get(VARIABLE)
     if named == NONE:

@@ -104,7 +104,7 @@ def never_folded(graph: GraphProto, bodies: Collection[str]) -> set[str]:
     """Return the initializers with which no optimiser computes.
 
     They are those that only native operators without a body read, matrices of lookups, and float32 matrices of
-    products. 16-bit matrices are not among them, because the optimiser converts them to float32.
+    products. 16-bit matrices of products are not among them, because the optimiser converts them to float32.
     """
     single = {one.name for one in graph.initializer if one.data_type == _FLOAT32}
     constants = {one.name for one in graph.initializer}

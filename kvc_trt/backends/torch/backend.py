@@ -63,7 +63,7 @@ class TorchBackend(Backend):
 
     @override
     def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
-        """Return the feature that this backend lacks; PyTorch operations replace missing kernels (decision 0026)."""
+        """Return the part of the policy that this backend lacks, or None; a missing kernel is none (decision 0026)."""
         return missing_graph(parameters, layers) or missing_division(parameters, layers)
 
     @override

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 
 STATE_BYTES = 2 << 30
-"""The bytes of all caches together: more than a GPU's L2 cache, so that a step takes far longer than its overhead."""
+"""The bytes of all caches together: more than a GPU's L2 cache, and so many that a step takes much longer than its
+overhead on the host."""
 
 
 class TimedDecoder(TorchDecoder):
@@ -189,7 +190,7 @@ class TorchBenchmark(Benchmark):
 
     @override
     def describe(self) -> dict[str, Any]:
-        """Return the device, the code of the operators, and on a CPU a note that no figure is from a GPU."""
+        """Return the device, the code that computes the operators, and on a CPU a note that no figure is from a GPU."""
         library = current_library()
         kernels = "reference operators" if library is None else f"{library.executor} library"
         found: dict[str, Any] = {"threads": self._threads, "torch_device": self._device.type, "kernels": kernels}

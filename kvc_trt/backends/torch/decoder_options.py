@@ -1,4 +1,4 @@
-"""How a decoder computes, beside its model, its policy and its weights."""
+"""The options of a decoder, beside its model, its policy and its weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DecoderOptions:
     dense_attention: DenseAttention | None = None
     """Attends in layers that read their whole cache; None: our kernel."""
     block: int = PREFILL_BLOCK
-    """Tokens that a prefill computes at once."""
+    """The number of tokens per block of a prefill's projections and feed-forward."""
     turns: bool = False
     """True if a prefill also returns what a turn needs."""
     twin_of: PolicyParameters | None = None

@@ -114,7 +114,7 @@ class TorchExecutor(ExecutorBase):
 
     @cached_property
     def capturer(self) -> Capturer:
-        """The capturer of steps in CUDA graphs; its `refused` is the reason if it captures none, otherwise None."""
+        """The capturer of steps in CUDA graphs; its `refused` is the reason if captures are refused, otherwise None."""
         if self.decoder.steps_by_nodes:
             return Capturer(self.device, "the host waits for lengths in steps that run as PyTorch operations")
         return Capturer(self.device, "inner values of every step are to be kept" if self._expose else None)

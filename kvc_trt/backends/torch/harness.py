@@ -94,7 +94,7 @@ class TorchHarness(Harness):
 
     @override
     def operators(self) -> list[EngineOperator]:
-        """Return each operator that a layer of this engine calls; for a step that rotates, the operator without it."""
+        """Return each operator that a layer of this engine calls; of a step that rotates, the part after rotation."""
         layers, device = self._engine.model.cached_layers, kernel_device()
         parameters, form = self._engine.parameters, self._engine.parameters.cache_format
         paged = sum(uses_pages(parameters, layer) for layer in layers)

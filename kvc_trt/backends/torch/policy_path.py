@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicyPath:
-    """The parts of a policy without kernels. Prompts and turns of its engine run node by node of their graphs.
+    """The parts of a policy that have kernels, if some part has none: prompts and turns then run node by node.
 
     The bodies of operators without a kernel run as PyTorch operations.
     """
@@ -51,7 +51,7 @@ def lacks_kernels(model: ModelConfig, parameters: PolicyParameters) -> bool:
 
 @lru_cache(maxsize=64)
 def policy_path(model: ModelConfig, parameters: PolicyParameters) -> PolicyPath | None:
-    """Return the parts of a policy that run by nodes; None if kernels run all. The other policies need package onnx."""
+    """Return which parts of a policy have kernels, which needs the package onnx; None, without it, if all have."""
     if not lacks_kernels(model, parameters):
         return None
     layers = model.cached_layers

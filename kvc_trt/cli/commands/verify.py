@@ -142,7 +142,7 @@ def command(**parameters: Any) -> None:
 
 
 def _verify(given: VerifyArguments) -> None:
-    """Climb the ladder, or one rung of it; VerificationFailed, naming the first failure."""
+    """Climb the ladder, or one rung of it; VerificationFailed, naming the first failure, unless the engine passes."""
     engine = Engine.open(
         given.needed_engine(),
         backend=given.backend,

@@ -38,7 +38,7 @@ class ServeArguments:
 
     @property
     def needs_dynamo(self) -> bool:
-        """True if NVIDIA Dynamo serves: it is asked for, or prefill and decode are apart."""
+        """True if NVIDIA Dynamo serves: it is asked for, or a store or a role other than aggregated is given."""
         return self.on_dynamo or self._apart
 
     @property

@@ -127,7 +127,7 @@ class VerifyArguments:
 
 
 def _check_replay() -> None:
-    """Refuse whatever is given beside --replay and does not go with it, default values included."""
+    """Refuse every option that is given beside --replay and does not go with it, even with its default value."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = parameter.name or ""

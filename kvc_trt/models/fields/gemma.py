@@ -27,9 +27,10 @@ def weights_of_norms(config: ModelConfig) -> Mapping[str, Rows]:
 
 
 def sliding_fields_of_gguf(keys: GgufKeys, every: int, layers_of_27b: int) -> Mapping[str, Any]:
-    """Return the fields of Gemma 2 or 3 whose full layers are each last of `every`, where no key says otherwise.
+    """Return the fields of Gemma 2 or 3: the last of every `every` layers has full attention, if no key says otherwise.
 
-    No key has the scale of attention: of the published models, that of 27B alone has not its heads' size.
+    No key has the scale of attention. It follows from the size of a head, and in the published model of 27B, which has
+    `layers_of_27b` layers, from the hidden size divided by the number of heads.
     """
     size, hidden, heads = (keys[key] for key in ("attention.key_length", "embedding_length", "attention.head_count"))
     if type(size) is not int or type(hidden) is not int or type(heads) is not int or heads < 1:

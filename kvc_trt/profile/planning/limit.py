@@ -55,7 +55,7 @@ def plan_limit(
 ) -> dict[str, Any]:
     """Return the largest budgets that fit as plain data: one table for `limit.memory`, or without it one for each GPU.
 
-    `local` is the part of the model that one GPU computes; bytes are those of one GPU, `itemsize` those of an element.
+    `local` is the part of the model that one GPU computes, `itemsize` the bytes of a cache element; bytes are per GPU.
 
     InputError if the memory does not hold one token of each row, or if nothing fits.
     """
@@ -162,7 +162,7 @@ def _check_holds_a_token(local: ModelConfig, formats: set[str], itemsize: int, l
 
 
 def _refuse(tables: Sequence[dict[str, Any]], limit: Limit) -> None:
-    """Raise InputError that names the engine closest to fitting; no engine fits the memory."""
+    """Raise InputError for tables without a fit: it names the engine closest to fitting, or why none can be built."""
     entries = [(table, entry) for table in tables for entry in table["budgets"]]
     short = [(entry["least_needed_bytes"], table, entry) for table, entry in entries if "least_needed_bytes" in entry]
     if not short:

@@ -102,7 +102,7 @@ def resolve_limit(request: PlanRequest, limit: Limit) -> dict[str, Any]:
 
 
 def _sought(config: BuildConfig, filled: BuildConfig, choice: ModelChoice, weights: str) -> Iterator[Sought]:
-    """Yield the given policy and format; by default all formats, and all policies except oracles, which never run."""
+    """Yield the given policy and format; by default all formats, and all policies but oracles, which no engine runs."""
     alone = "policy" in config.model_fields_set
     engines = [name for name, *_ in policies.available() if not policies.named(name).selection.oracle]
     names = [config.policy] if alone else engines
@@ -273,7 +273,7 @@ def host_memory(
 ) -> dict[str, Any]:
     """Return the memory of an engine that runs on the host, as plain data, sizes in bytes.
 
-    `copies` names the uses (such as prompts) for which a packed copy of the matrices that a step reads is kept.
+    `copies` names the uses (such as steps) for which a packed copy of the matrices that a step reads is kept.
     A conversation keeps its row between its turns, so `rows` counts it also while it waits.
     """
     turns = turns and parameters.no_turn is None

@@ -28,11 +28,11 @@ class Side:
     program: Program
     rows: int
     row_bytes: float
-    """The bytes that count for one row."""
+    """The bytes that one row counts as; for the dense twin those of a request of mean length."""
 
     @property
     def cache_bytes(self) -> float:
-        """The bytes that count for all rows."""
+        """The bytes that all rows count as."""
         return self.rows * self.row_bytes
 
     @property

@@ -41,8 +41,8 @@ class Reply:
     output: Output
     """The answer; its `prompt_token_ids` are the tokens that were read for this question."""
     read_again: bool
-    """True if the whole conversation was read from its beginning, because the template now writes the earlier messages
-    differently, or because the previous answer failed."""
+    """True if earlier messages were read again, because the template now writes them differently, or because the row
+    was freed: after a failed answer, a cancelled question or `take_back`."""
     read_seconds: float
     """The time to read the tokens."""
     answer_seconds: float

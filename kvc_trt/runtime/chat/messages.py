@@ -38,8 +38,8 @@ def check_messages(messages: object, what: str = "messages", *, system: str | No
     """Return the messages as plain values; InputError, beginning with `what`, if they are not a conversation.
 
     Every message has `role` and `content`; the content may be null in an assistant's message with calls. Parts of text
-    become one text, the role `developer` becomes `system`, and the arguments of calls become an object. Arguments that
-    are not a JSON object stay a text: a truncated answer has such arguments. `system` is put before the messages as a
+    become one text, the role `developer` becomes `system`, and the arguments of calls become an object. A text that
+    is not a JSON object stays a text: a truncated answer has such arguments. `system` is put before the messages as a
     message of that role.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):

@@ -31,7 +31,7 @@ For several calls, answer with a list of such objects."""
 
 
 def check_tools(tools: object, what: str = "tools") -> list[Tool]:
-    """Return the tools as plain values, without `strict`, which does not belong into a prompt.
+    """Return the tools as plain values, without `strict`, which does not belong in a prompt.
 
     InputError, one line that begins with `what`, if they are not a list of functions with different names.
     """

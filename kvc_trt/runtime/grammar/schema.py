@@ -22,7 +22,7 @@ _MOST_SCHEMAS = 5_000
 _MOST_COUNTED = 1_000_000
 """The largest number of characters, items or properties that a keyword asks for."""
 _MOST_OF_MULTIPLES = 100_000
-"""The largest sum of all `multipleOf` values, each without its trailing zeros; the compiler builds as many states."""
+"""The largest sum of all `multipleOf` values (`_states_of_multiple`); the compiler builds as many states."""
 _MOST_NESTED = 600
 """The largest number of rules and brackets in a grammar: each may be nested in the one before, and the time in which
 the compiler reports an error grows with the square of the nesting."""
@@ -223,7 +223,7 @@ def _expected(name: str, value: Any) -> str:
 
 
 def _check_properties(pointer: str, schema: Mapping[str, Any]) -> None:
-    """Refuse a `minProperties` that only unnamed properties could reach: an answer could repeat one to reach it."""
+    """Refuse `minProperties` above the required ones if unnamed properties are allowed: an answer could repeat one."""
     least, required = schema.get("minProperties", 0), schema.get("required", ())
     if least <= len(set(required)):
         return

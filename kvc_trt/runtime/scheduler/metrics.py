@@ -62,7 +62,7 @@ class Metrics:
     ended: Counter[str] = field(default_factory=Counter)
     """The number of requests by their end: the finish reasons of answers, and cancelled, deadline, failed."""
     prompt_tokens: int = 0
-    """The number of tokens in prompts that have been read, without those from a shared prefix."""
+    """The number of tokens in prompts and turns that have been read, without those from a shared prefix."""
     generated_tokens: int = 0
     kept_tokens: int = 0
     """The number of prompt tokens that were kept, over all caches of all rows that joined without a stored context."""
@@ -73,7 +73,7 @@ class Metrics:
     """The number of turns that were read."""
     steps: int = 0
     seconds_waiting: Histogram = field(default_factory=_long)
-    """The time from a request to the first slice of its prefill."""
+    """The time from a request to the first slice of its prefill, or from a turn to its reading."""
     seconds_to_first_token: Histogram = field(default_factory=_long)
     """The time from a request to the first token of its answer."""
     seconds_per_token: Histogram = field(default_factory=_short)

@@ -80,7 +80,7 @@ class ParkedRows:
     def leaving(self, has_to_end: Callable[[Ticket], bool], now: float, closed: bool) -> list[ParkedRow]:
         """Remove and return the rows that were cancelled, whose waiting turn has to end, or that are kept for too long.
 
-        A row without a turn leaves after the table's time, or at once if the scheduler is `closed`.
+        A row without a turn leaves after the `seconds` of this object, or at once if the scheduler is `closed`.
         """
         return self.take_out(lambda one: self._leaves(one, has_to_end, now, closed))
 

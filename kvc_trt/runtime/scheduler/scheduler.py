@@ -136,8 +136,8 @@ class Scheduler:
         The tokens are read at once, as by `Session.turn`, before the next slice of any prompt; without `max_new_tokens`
         the previous limit applies. If a turn does not fit, only the turn fails, and another one may follow `last`. If a
         turn is cancelled, misses its deadline or fails otherwise, the conversation ends and its row is free. Raises
-        InputError for values that are not token ids, and if no turn can follow `last`; DeadlineMissed and Busy as
-        `submit` does.
+        InputError for invalid values, for a turn that does not fit even alone, and if no turn can follow `last`;
+        DeadlineMissed as `submit` does; Busy for a closed scheduler.
         """
         limits = self.session.executor.limits
         priority, deadline = _order(priority, deadline)

@@ -41,7 +41,7 @@ class ContextStore:
         return self._packing.keeps_every_token and (self._turns or self._packing.reads_everything)
 
     def check(self, context: Context, what: str) -> None:
-        """Raise InputError, beginning with `what`, for a context of another engine, or with impossible lengths."""
+        """Raise InputError, beginning with `what`, for another engine's context, or for wrong lengths or logits."""
         if not isinstance(context, Context):
             raise InputError(f"{what} is {describe(context)}, expected a Context")
         context.fingerprint.check_same(self.packing.fingerprint, what, self.packing.other_turns)
@@ -101,7 +101,7 @@ class ContextStore:
             admitted.start_from(found, rest, at_once=at_once)
 
     def of_row(self, row: Row, state: Mapping[str, Array]) -> Context:
-        """Return a row as a context, given its state tensors by name.
+        """Return a copy of a row as a context, given its state tensors by name.
 
         ValueError for a row whose logits stay on the device.
         """

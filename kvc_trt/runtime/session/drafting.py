@@ -96,7 +96,7 @@ class Drafting:
             self._accepted(len(rows), count)
 
     def follow(self, row: Row, rows: int) -> list[Event]:
-        """Feed a row, one of `rows`, while the token that it has drawn is stored already; return its further events."""
+        """Feed one of `rows` rows while the token that it has drawn is stored already; return its further events."""
         events: list[Event] = []
         while row.feed_stored():
             events.append(row.sample())

@@ -60,7 +60,7 @@ class Row:
         self.recorder = admitted.recorder
         """The recorder of the tokens that the row's caches keep and read, if its answer has a proof."""
         self.text = text
-        """The tokens read so far, if drafts are made of them; without those of a context that the prompt lacks."""
+        """The tokens read so far, without those of the request's own context; None if no drafts are made of them."""
         self.reused = 0 if context is None else context.logical_length
         """The number of tokens in the stored context from which the row started."""
         self.stays = request.stay

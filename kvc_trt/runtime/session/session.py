@@ -298,7 +298,7 @@ class Session:
         return [event for row, events in drawn.items() for event in events], failed
 
     def _draw(self, row: Row, rows: int) -> list[Event]:
-        """Draw the next token of a row, one of `rows`, and further ones that a pass has stored; return their events."""
+        """Draw the next token of one of `rows` rows, and further ones that a pass has stored; return their events."""
         if not row.is_finite:
             raise row.not_finite()
         events = [row.sample()]

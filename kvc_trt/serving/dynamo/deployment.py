@@ -147,7 +147,7 @@ class Running:
             raise UnsupportedEnvironment(f"cannot listen at {host} port {port}: {reason}", hint="--port PORT") from None
 
     async def _until_ready(self, port: int) -> None:
-        """Wait until every worker has answered a request; a model's entry in the frontend's list does not prove it."""
+        """Wait until every worker and the frontend answer; a model's entry in the frontend's list does not prove it."""
         waiting = dict(self._workers)
         while waiting or not await self._frontend_answers():
             for name, child in tuple(waiting.items()):

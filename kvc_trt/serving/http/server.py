@@ -167,7 +167,7 @@ class LightServer:
         return web.json_response(self._models.find(request.match_info["name"])[0].document)
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Answer 200 if every model answers a request of one token, otherwise 503."""
+        """Answer 200 if there are models and `Models.health` is true of each, otherwise 503."""
         answers = await self._models.health()
         words = {name: "answers" if answered else "does not answer" for name, answered in answers.items()}
         healthy = bool(answers) and all(answers.values())

@@ -139,7 +139,7 @@ class Choice:
 
 
 def kept_by(output: Output) -> dict[str, Any]:
-    """Return the tokens that an answer's caches hold at its end, the bytes received for them, and the proof."""
+    """Return the numbers of tokens at an answer's end (read, and kept per cache), the bytes received, and the proof."""
     kept: dict[str, Any] = {
         "logical_tokens": output.logical_length,
         "kept_tokens_per_cache": round(mean(output.physical_lengths), 1),

@@ -62,7 +62,7 @@ class ServedModel:
 
     @property
     def context_length(self) -> int:
-        """The largest number of tokens that a prompt and its answer may have together."""
+        """The number of tokens in the longest prompt and an answer for which there is always room, together."""
         return min(self.limits.max_sequence_len, self.limits.max_input_len + self.limits.max_output_len)
 
     @property

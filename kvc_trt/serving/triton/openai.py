@@ -96,7 +96,7 @@ class OpenAiModel(ServedModel):
             asked.cancel()
 
     def _asked(self, given: dict[str, object] | InputError, microseconds: int) -> Asked:
-        """Read a body and submit its request; ApiError if it is invalid, ServingError if the engine refuses it."""
+        """Read a body and submit it; ApiError or InputError if it is invalid, ServingError if the engine refuses it."""
         if isinstance(given, InputError):
             raise given
         body = given.pop(OPENAI_REQUEST)

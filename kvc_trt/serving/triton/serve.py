@@ -73,7 +73,7 @@ class RunningTriton:
         for pid in remove_abandoned(cache_root(), _DIRECTORY):
             if not runs(pid):
                 _remove_shared(_shared_prefix(pid))
-        # In the cache directory, which is likely on the engines' disk: files are linked there, and else copied.
+        # In the cache directory, which is likely on the engines' disk: then files are linked, otherwise copied.
         self._directory = own_directory(cache_root(), _DIRECTORY)
         try:
             self._questions = dict(self._export(deployment))
@@ -192,7 +192,7 @@ def _remove_shared(prefix: str) -> None:
 
 
 def _ports(first: int) -> Ports:
-    """Return three free ports, `first` and the next two or any; UnsupportedEnvironment if one is taken."""
+    """Return three free ports: `first` and the next two, or any for 0; UnsupportedEnvironment if one is taken."""
     wanted = (0, 0, 0) if first == 0 else (first, first + 1, first + 2)
     with contextlib.ExitStack() as stack:
         found = []

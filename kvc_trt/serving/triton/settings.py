@@ -21,7 +21,7 @@ _READ: Mapping[str, Callable[[str], object]] = {**_NUMBERS, **_SWITCHES, "prefil
 _LENGTHS = {"max_input_len": int, "max_output_len": int}
 _LARGEST = 2**63 - 1
 _SAID = ("role", "kvc_trt_version", "kv_policy", "kv_token_budget")
-"""Parameters of the role, and for people to read."""
+"""The parameter of the role, and parameters that only people read."""
 _OF_TRITON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """Parameters that Triton's own Python backend reads."""
 
@@ -36,7 +36,7 @@ class ModelSettings:
     role: Role = "model"
 
     def parameters(self) -> dict[str, str]:
-        """Return the parameters as Triton stores them, without those that are zero or not set."""
+        """Return the parameters as Triton stores them, without those that are zero, false or not set."""
         serving = {one.name: getattr(self.serving, one.name) for one in fields(self.serving)}
         given = {name: str(value) for name, value in serving.items() if value}
         return {DIGEST: self.digest, **({} if self.role == "model" else {"role": self.role}), **given}
@@ -52,7 +52,7 @@ class TextSettings:
     max_input_len: int
     """The longest prompt that the engine takes, in tokens."""
     max_output_len: int
-    """The longest answer that the engine gives, in tokens."""
+    """The engine's `max_output_len`: the longest answer to a request that sets no length, in tokens."""
 
     def parameters(self) -> dict[str, str]:
         """Return the parameters as Triton stores them."""

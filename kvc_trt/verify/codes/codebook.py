@@ -36,8 +36,8 @@ class Codebook:
     def hold(self, exact: Array) -> NDArray[np.float32]:
         """Add vectors that a cache already holds, made of `exact` [...,D], zeros for free slots; return them read back.
 
-        Some get codes other than those of storing the vector given back again: so an operator that encodes stored
-        vectors a second time is found out.
+        Some have codes other than those that storing the returned vectors again would make, so that an operator that
+        encodes stored vectors a second time is found out.
         """
         parts = stored_parts(exact, self.form)
         smaller = _smaller(unpacked(parts[0], self.form), self.form)
@@ -105,7 +105,7 @@ def _smaller(codes: Array, form: VectorFormat) -> Array:
     if form != FP8:
         return np.clip(codes, -90, 90)
     magnitude, sign = codes & 0x7F, codes & np.int8(-0x80)
-    halved: Array = np.where(magnitude < 16, 0, magnitude - 8).astype(np.int8) | sign  # subnormal numbers become zero
+    halved: Array = np.where(magnitude < 16, 0, magnitude - 8).astype(np.int8) | sign  # subnormal halves become zero
     return halved
 
 

@@ -1,8 +1,8 @@
 """Let the reference continue with an engine's codes, so that codes that rounding decides change nothing later.
 
-Exact keys and values of the two differ by rounding, and now and then rounding decides between two codes, or between two
-scales of a whole vector. So the vectors that the reference stores are replaced by those that the engine's codes stand
-for, once its own keys and values have been compared with the engine's.
+Exact keys and values of engine and reference differ by rounding, and now and then rounding decides between two codes,
+or between two scales of a whole vector. So the vectors that the reference stores are replaced by those that the
+engine's codes stand for, once its own keys and values have been compared with the engine's.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ _EXACT = {"k_new": "keys", "v_new": "values"}
 def with_stored_caches(operator: EngineOperator, case: Case, form: CacheFormat) -> tuple[RunnableAlone, Case]:
     """Return an operator over caches in a format that takes the tensors of exact caches, and the matching case.
 
-    The caches of the case hold vectors that codes stand for, and its new tokens are those that the cache gives back.
+    The caches of the case, if it has any, hold vectors that codes stand for. Its new tokens are those that the cache
+    gives back.
     """
     if form.keys is None or form.values is None:
         return operator, case

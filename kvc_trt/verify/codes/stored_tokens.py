@@ -121,7 +121,7 @@ class StoredTokens:
     _slots: dict[int, list[int]] = field(default_factory=dict)
     """The number of slots that each row uses, by cache, if rows have capacities."""
     _free: dict[int, Int64] = field(default_factory=dict)
-    """The slot [B,G] of the next token, for caches that do not fill slots in order."""
+    """The slot [B,G] of the next token, by cache, for those that do not fill slots in order."""
 
     @classmethod
     def of(cls, target: Harness, sites: Sequence[CacheSite], *graphs: str) -> StoredTokens | None:
@@ -165,7 +165,7 @@ class StoredTokens:
                 self._compare_whole(site, state, lengths)
 
     def before_step(self, state: Mapping[str, Array]) -> None:
-        """Record the free slot of each row in the caches whose steps put tokens into any slot."""
+        """Record the free slot of each row and head in the caches whose steps put tokens into any slot."""
         self._free = {
             site.cache: state[name].argmin(axis=2)
             for site in self.sites
@@ -340,7 +340,7 @@ class StoredTokens:
 
 
 def head_of(site: CacheSite, head: int) -> str:
-    """Return the name of a cache's head, by its number in the layer."""
+    """Return the name of head `head` of a cache, with its number in the layer."""
     if site.parameters.eviction.cache_per_query_head:
         return f"query head {head}"
     return f"KV head {head if site.kv_heads is None else site.kv_heads[head]}"

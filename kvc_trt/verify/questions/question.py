@@ -29,7 +29,7 @@ class QuestionSet:
     new_tokens: int
     """The number of tokens that are generated for an answer."""
     is_right: Callable[[int, Sequence[int]], bool]
-    """Return whether tokens answer the question of a number."""
+    """Return whether given tokens answer the question with the given number."""
     about: str
     """The task, its length and its seed, for the stored report."""
 

@@ -2,10 +2,11 @@
 
 Ties are structural here (a max-pool makes plateaus, the tokens of a page share one score), so by rule the lowest index
 wins, and lists are compared for equality. Only different orders of summation may still swap positions. A swap is
-admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T, and, if the
-executor has tensor cores, the share that they cut off sums (`methods.rankings.rounding.truncated_share`); and by the
-absolute loss of weights below float32's normal range, of which an executor may make 0 (`lost_to_underflow`). Equal
-scores never count as a near-tie: an executor that breaks a tie towards the higher index is wrong.
+admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T. To this is added,
+if the executor has tensor cores, the share that they cut off sums (`methods.rankings.rounding.truncated_share`), and as
+an absolute amount the loss of weights below float32's normal range, of which an executor may make 0
+(`lost_to_underflow`). Equal scores never count as a near-tie: an executor that breaks a tie towards the higher index is
+wrong.
 
 Proofs are made by the ranking of a kind (`methods.rankings.ranking`). This file compares and counts.
 """

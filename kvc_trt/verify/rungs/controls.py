@@ -68,7 +68,7 @@ def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
 
 
 def check_activity(tested: EngineUnderTest, rung: Rung) -> None:
-    """Control (b): prompts longer than the budget are evicted, and steps of longer rows read at most k tokens."""
+    """Control (b): prompts longer than the budget lose tokens, and steps of rows that do not fit read at most k."""
     parameters = tested.engine.parameters
     if not parameters.compresses:
         rung.reason = "a full engine compresses nothing"
@@ -104,7 +104,7 @@ def _eviction(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[C
 
 
 def _selection(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[Check]:
-    """Return checks of the tokens read by steps of rows longer than the budget, counted in the operators' lists."""
+    """Return checks of the tokens read by steps of rows that do not fit, counted in the operators' lists."""
     observed = tested.observed
     choosing = [site for site in tested.sites if site.parameters.reads_a_part]
     steps, counts = 0, [0]

@@ -191,7 +191,7 @@ class _Passes:
                 self._executor.take_back(row, undo, self._lengths[:, row], kept)
 
     def _compare_rejections(self, step: int, kept: int) -> None:
-        """Run a pass twice from the same state with different rejected tokens, compare the remains, and restore it."""
+        """Run a pass twice from one state with other rejected tokens, compare the results, and restore that state."""
         before = [
             {name: tensor.copy() for name, tensor in self._executor.read_row(row).items()}
             for row in range(len(self._positions))

@@ -205,7 +205,7 @@ def _as_rounded(output: Array) -> Array:
 
 
 def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyParameters, layers: int) -> Outcome:
-    """Run KvcLayerBudgets on random cosines, and on eighths, which repeat; the integers must equal the reference's."""
+    """Run KvcLayerBudgets on random cosines, or on eighths, which repeat; the integers must equal the reference's."""
     division, lengths = rule.division, case.prompt_lengths
     assert division is not None
     shape, rng = (layers, len(lengths)), np.random.default_rng(len(case.name))

@@ -50,7 +50,7 @@ def _pairs(first: int, last: int) -> float:
 def blocks(rates: Rates, tokens: int, grain: int, limit: float) -> list[tuple[int, int]]:
     """Cut `tokens` into blocks (first, last) of at most `limit` seconds: as few as possible, and as even as possible.
 
-    A block has one or more times `grain` tokens; a remainder belongs to the last block.
+    A block has a multiple of `grain` tokens, at least one `grain`; the last block also gets the remainder.
     """
     found = _filled(rates, tokens, grain, limit)
     low, high = 0.0, min(limit, rates.seconds(0, tokens))

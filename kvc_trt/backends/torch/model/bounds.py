@@ -9,7 +9,7 @@ from kvc_trt.reference.bounds import LARGEST_FP8, fp8_codes
 
 
 def stays_in_page(dropped: range, page_size: int) -> slice:
-    """Return the remaining slots of the page with the first of the last slots, `dropped`."""
+    """Return the slots before `dropped`, a row's last slots, in the page in which these begin."""
     return slice(dropped.start // page_size * page_size, dropped.start)
 
 

@@ -1,8 +1,8 @@
 """A feed-forward block of experts in PyTorch: the rule of `kvc_trt/operators/experts.py`, by grouped products.
 
 Many tokens are grouped by expert, and the host waits for the sizes of the groups. A step must not wait, and a token's
-result must not depend on the tokens beside it, as with products of a whole group. So it gathers the matrices of each
-token's experts and multiplies them in one batched product.
+result must not depend on the tokens beside it, as it would in products of a whole group. So a step gathers the matrices
+of each token's experts and multiplies them in one batched product.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def grouped(
 def gathered(
     weights: Layer, x: Tensor, part: Experts, chosen: Tensor, shares: Tensor, clamped: ClampedGate | None = None
 ) -> Tensor:
-    """Add up the results of each token's experts, from copies of their matrices, in shapes that depend on N alone."""
+    """Add up the results of each token's experts, from copies of their matrices; the tokens' number sets all shapes."""
     gates, ups = (whole[chosen] for whole in _gates_and_ups(weights, part))
     downs = weights[_DOWN].view(part.count, -1, part.size)[chosen]
     column = x[:, None, :, None]
@@ -91,7 +91,7 @@ def _product(matrices: Tensor, column: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _activated(gate: Tensor, up: Tensor, clamped: ClampedGate | None) -> Tensor:
-    """Return the gated values that an expert's last matrix multiplies; `gate` is overwritten."""
+    """Return the gated values that an expert's last matrix multiplies; `gate` may be overwritten."""
     if clamped is None:
         return functional.silu(gate, inplace=True) * up
     gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)

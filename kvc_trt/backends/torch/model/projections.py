@@ -114,7 +114,7 @@ class Projections:
             yield
 
     def _before_next(self, layer: int, hidden: Tensor, x: Tensor | None, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and the update that a layer adds to it, given its attention [N,H*D].
+        """Return the residual stream after a layer's attention [N,H*D], and the feed-forward update to add to it.
 
         `x` is the input of attention; None unless another part of the layer reads it, too (`_reads_again`).
         """

@@ -36,7 +36,7 @@ class Projecting(Protocol):
 
     @property
     def sinks(self) -> Mapping[str, Tensor]:
-        """The sinks [H] of every layer, in the cache's type, by the names of nodes; nothing if there are none."""
+        """The sinks [H] of every layer, in the cache's type, by their names in graphs; empty if there are none."""
 
     @property
     def rotary_tables(self) -> tuple[Tensor, Tensor]:

@@ -205,7 +205,7 @@ class NodeProgram:
         return run
 
     def _loop(self, node: NodeProto) -> Run:
-        """Compile a Loop of a known number of iterations; outputs that are not carried are stacked along a new axis."""
+        """Compile a Loop of a known number of iterations; outputs not carried are stacked along a new first axis."""
         (attribute,) = node.attribute
         body, names = self._inner(attribute), [one.name for one in attribute.g.input]
         count, _, *starts = node.input

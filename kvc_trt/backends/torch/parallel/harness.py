@@ -32,7 +32,7 @@ class ParallelHarness(TorchHarness):
 
     @override
     def open_twin(self) -> ParallelExecutor:
-        """Open the dense twin so that its steps run what the engine's run."""
+        """Open the dense twin so that its steps run the same operations as the engine's."""
         return ParallelExecutor(twin_program(self._engine), self._group, twin_of=self._engine.parameters)
 
     @override
@@ -48,4 +48,4 @@ class ParallelHarness(TorchHarness):
 
 
 class ParallelNodeHarness(ParallelHarness, NodeHarness):
-    """An engine whose ranks run its caches by nodes, as where layers slide."""
+    """An engine whose ranks run its caches by nodes, for example if layers slide."""

@@ -139,7 +139,8 @@ class Prefill(HandingOver):
     async def _offer(self, context: Context, record: PromptRecord | None) -> Offer:
         """Write a context into a slot, hold it for its reader, and return the offer for the reader.
 
-        `record` is the prompt's record for a proof, if the request asks for one."""
+        `record` is the prompt's record for a proof, if the request asks for one.
+        """
         slot = await self.take_slot()
         writing = asyncio.ensure_future(
             asyncio.to_thread(write_handoff, context, self.packing, self.slots.bytes_of(slot))
@@ -170,7 +171,8 @@ class Decode(HandingOver):
     async def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of an answer that starts from the context of the request's offer.
 
-        Raises HandoffRefused if the request has no offer, or if the context does not match it.
+        Raises HandoffRefused if the request has no valid offer or one that was used before, and if the context does not
+        come in time or does not match the offer.
         """
         prompt = prompt_of(asked, self.start_tokens)
         request = request_of(asked, self.limits, self.start_tokens)
@@ -200,7 +202,8 @@ class Decode(HandingOver):
     async def _fetch(self, offer: Offer) -> Context:
         """Return the context of an offer; HandoffRefused if it does not come in time, or does not match the offer.
 
-        The slot is freed once nothing is written there any more, however long NIXL needs for that."""
+        The slot is freed once nothing is written there any more, however long NIXL needs for that.
+        """
         slot = await self.take_slot()
         fetching = asyncio.ensure_future(self._fetch_into(offer, self.slots.bytes_of(slot)))
         fetching.add_done_callback(lambda done: self._fetched(slot, done))

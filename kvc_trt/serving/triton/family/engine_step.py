@@ -59,9 +59,10 @@ class EngineStep(ServedModel):
 
     @override
     async def _fail(self, sender: Any, error: ServingError, begun: bool) -> None:
-        """Send the error of an answer that could not be completed, after some time for the ensemble's other steps.
+        """Send the error of an answer that could not be completed; a cancelled answer just ends.
 
-        If a step fails while another one runs, Triton 2.51 loses count of the ensemble's steps and cannot stop.
+        If a step fails while another one runs, Triton 2.51 loses count of the ensemble's steps and cannot stop. So an
+        answer of which a part was sent leaves the other steps some time before its error.
         """
         if error.reason == "cancelled":  # nobody waits for it
             sender.send(flags=self._final)

@@ -13,7 +13,7 @@ from kvc_trt.tasks.own.published.source import Line, table
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a row that hold its text, its references and its question."""
+    """The columns of a row's text, references and question, or the `question` that is asked for every row."""
 
     context: str
     answers: str | None = None
