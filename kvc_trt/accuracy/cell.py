@@ -1,4 +1,4 @@
-"""One cell of the grid: what one policy answered to the questions of one group, and how far its mean can be trusted."""
+"""One cell of the grid: one policy's answers to the questions of one group, and how far its mean can be trusted."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Cell:
 
     @property
     def figure(self) -> str:
-        """The mean in words: percent, or nats and what is equal."""
+        """The mean as text: percent, or nats with the share of equal tokens."""
         if not self.in_nats:
             return str(self.mean)
         if self.scored_by == "faithfulness":
@@ -176,7 +176,7 @@ class Cell:
         return math.nextafter(0, 1) if self.scored_by == "overlap" else ANSWERED
 
     def following(self, found: Sequence[Faithfulness]) -> Cell:
-        """The cell with more of what `equal` and `first_differences` say; the scores are not its affair."""
+        """The cell with these results appended to `equal` and `first_differences`; the scores are left as they are."""
         return replace(
             self,
             equal=self.equal + tuple(round(one.equal, 6) for one in found),

@@ -96,9 +96,9 @@ class GroupMeasurement:
     ) -> Iterator[Cell]:
         """Yield the cell whenever it has more answers, the last time with those to all samples up to `last`.
 
-        One that has no engine of this budget says why. Only the samples that `known` lacks are asked. `full` is the
-        full cache's cell of the same samples, None for its own; `whole` what it says to them, where that is followed.
-        InputError where the full cache itself cannot be asked.
+        The cell of a variant that has no engine of this budget gives the reason. Only the samples that `known` lacks
+        are asked. `full` is the full cache's cell of the same samples, None for its own; `whole` holds the full cache's
+        answers where candidates are scored along them. InputError where the full cache itself cannot be asked.
         """
         cell = known or self._empty(variant)
         if cell.samples >= last:
@@ -137,7 +137,7 @@ class GroupMeasurement:
         )
 
     def _asked(self, cell: Cell, answerer: Answerer, last: int, whole: WholeCache | None, is_whole: bool) -> Cell:
-        """The cell and what the answerer says to the samples that it lacks."""
+        """Return the cell with the answerer's results for the samples that it lacks."""
         started, first = time.monotonic(), cell.samples
         asked = self.questions.of(first, last)
         row_bytes = None
@@ -220,7 +220,7 @@ def _ask_all(
     until: float | None,
     advance: Advance,
 ) -> None:
-    """Ask what the results lack of a group, some samples at a time, and advance by the number of answers.
+    """Ask the questions of a group that the results lack, some samples at a time, and advance by the number of answers.
 
     All questions are asked in other threads, so that this one hears of an interruption at once.
     """

@@ -93,7 +93,7 @@ class Results:
             self.cells[cell.key] = cell
 
     def settle(self) -> None:
-        """Drop what was kept: each of its cells has been appended since."""
+        """Empty the partial file: each of its cells has been appended to the results since."""
         assert self._partial is not None
         with self._writing:
             self._kept = False
@@ -101,7 +101,7 @@ class Results:
             self._write_to(self._partial, self._settings)
 
     def _read_partial(self, file: BufferedRandom) -> None:
-        """Take the cells that have more answers there. What is of other settings, or cut short, is passed over."""
+        """Take the cells that have more answers there. Lines of other settings, and lines cut short, are ignored."""
         file.seek(0)
         lines = file.read().split(b"\n")[:-1]
         try:

@@ -42,7 +42,7 @@ def evaluate(
     bars: Bars = NO_BARS,
     progress: Progress | None = None,
 ) -> AccuracyReport:
-    """Measure the grid, or what `output_directory` lacks of it, and write the report there.
+    """Measure the cells of the grid that `output_directory` lacks, and write the report there.
 
     Bars that do not hold are in the report, not raised. InputError for a request that cannot be right and for a
     directory with results of other settings.
@@ -79,7 +79,8 @@ def figures(report: AccuracyReport) -> dict[str, bytes]:
 
 
 def csv_bytes(cells: Iterable[Cell]) -> bytes:
-    """One line per cell; accuracies are shares, `low` and `high` a 95 % interval. What does not apply is empty."""
+    """One line per cell; accuracies are shares, `low` and `high` a 95 % interval. A column that does not apply is
+    empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()

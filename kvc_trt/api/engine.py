@@ -55,7 +55,7 @@ StrPath: TypeAlias = "str | PathLike[str]"
 class Engine:
     """An engine directory that was checked whole and can be asked, verified and profiled. Make one with `Engine.open`.
 
-    What runs it is loaded at the first question and kept. Not safe for use from several threads.
+    Its executor is loaded at the first question and kept. Not safe for use from several threads.
 
     >>> from kvc_trt import build
     >>> engine = build("retrieval-tiny", token_budget=64, output="engines/tiny", verify=False)
@@ -94,13 +94,13 @@ class Engine:
 
         `backend` None runs it where it was built for, `threads` None on all cores. `prefill_precision`
         "bf16" computes prefill in bfloat16, faster on processors that multiply it; decode stays in float32.
-        `prefix_bytes` are for what prompts have in common (see `share`). `speculate` "ngram", or "ngram:4" for drafts
-        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same.
-        `warm_up` does at once what the first requests would wait for (on a GPU, compiling and capturing steps). With
-        `proofs`, answers can be asked for with a proof of what the caches kept and read (docs/proof.md), which makes
-        the graphs write it out. With `sealed`, the files are copied to memory that nobody can write, the engine's size
-        in all (docs/security.md). Raises InputError for an engine that is not intact or cannot run there, with the
-        command that rebuilds it.
+        `prefix_bytes` is the memory for text that prompts begin with in common (see `share`). `speculate` "ngram", or
+        "ngram:4" for drafts of four tokens, checks several tokens at once where the text repeats itself; answers stay
+        the same. `warm_up` does the work that the first requests would otherwise wait for (on a GPU, compiling and
+        capturing steps). With `proofs`, answers can be asked for with a proof of what the caches kept and read
+        (docs/proof.md), which makes the graphs write it out. With `sealed`, the files are copied to memory that nobody
+        can write, the engine's size in all (docs/security.md). Raises InputError for an engine that is not intact or
+        cannot run there, with the command that rebuilds it.
         """
         directory = open_engine(path, sealed=sealed, progress=progress)
         options = RunOptions(
@@ -140,7 +140,7 @@ class Engine:
         return self.directory.parameters
 
     def session(self, max_batch_size: int = 1) -> Session:
-        """Load what runs the engine, and return a session with at least that many rows.
+        """Load the engine's executor, and return a session with at least that many rows.
 
         `generate` and `stream` use the same one. With it rows can join and leave one by one. Raises
         UnsupportedEnvironment where this machine cannot run the engine.
@@ -368,7 +368,7 @@ class Engine:
         document: str | None = None,
         **rules: Unpack[AnswerRules],
     ) -> Conversation:
-        """Return a conversation to `ask` question after question, each for one pass over what is new of it.
+        """Return a conversation to `ask` question after question. Each one costs a single pass over the new tokens.
 
         `system` is its first message, and `document` a text before the first question, which is read once and stays
         through `clear`; the other arguments are those of `generate`, for every answer. Until it is closed, ask nothing
@@ -396,8 +396,8 @@ class Engine:
         `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the library for an engine that torch runs;
         `checkpoint` a Hugging Face directory or GGUF file, to say what the engine's weight format costs. `level`
         tensors compares executors tensor by tensor with NVIDIA Polygraphy, and writes its files to `directory`. Raises
-        InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy. What was found is recorded in the
-        engine's directory, where `kvc-trt inspect` reads it.
+        InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy. The result is recorded in the engine's
+        directory, where `kvc-trt inspect` reads it.
         """
         require_torch()
         if level == "tensors":
@@ -434,8 +434,9 @@ class Engine:
     def replay(self, proof: Proof | StrPath) -> ProofReport:
         """Check a KV proof, or the file of one, against the PyTorch reference, which reads the same tokens.
 
-        What is not true of it is in the report (`passed`, `problems`, `as_text()`, `to_json()`), not raised. Raises
-        InputError for a file that is no proof or is of another engine, and UnsupportedEnvironment without PyTorch.
+        Claims that do not hold are listed in the report (`passed`, `problems`, `as_text()`, `to_json()`), not raised.
+        Raises InputError for a file that is no proof or is of another engine, and UnsupportedEnvironment without
+        PyTorch.
         """
         require_torch()
         from kvc_trt.verify.proofs.replay import replay_proof
@@ -519,7 +520,8 @@ class Engine:
         return profile_requests(self.directory, asked, self._progress, self._options)
 
     def close(self) -> None:
-        """Give back what runs the engine and its files; the next question checks those that it needs, and loads it."""
+        """Release the executor and the engine's files. The next question checks the files that it needs and loads them
+        again."""
         session, self._session = self._session, None
         self.directory.close()
         if session is not None and isinstance(session.executor, ClosingExecutor):

@@ -65,7 +65,8 @@ def chat_ids(
 
 
 def chat_model(engine: EngineDirectory) -> tuple[ChatTemplate, Tokenizer]:
-    """Return what writes messages as token ids; InputError for an engine without a tokenizer or a chat template."""
+    """Return the object that encodes messages as token ids; InputError for an engine without a tokenizer or a chat
+    template."""
     template, tokenizer = engine.chat_template, _tokenizer(engine)
     if template is None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""A session that answers, and what its caches are made of: an engine's own, or its model under another policy."""
+"""A session that answers, and the policy of its caches: an engine's own, or its model under another policy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The base class of backends: one object through which the rest of kvc-trt builds, runs and measures engines.
 
 A backend is one folder, `kvc_trt/backends/<name>/`, whose `backend.py` assigns an object of a subclass to `BACKEND`;
-`registry` finds it there. Importing that file imports no heavy library: methods import what they use.
+`registry` finds it there. Importing that file imports no heavy library: methods import the libraries that they use.
 """
 
 from __future__ import annotations

@@ -104,4 +104,4 @@ class Harness(Protocol):
         return []
 
     def describe(self) -> dict[str, str]:
-        """Describe what runs: `backend`, and `kernels` if our kernels run."""
+        """Describe the executor: `backend`, and `kernels` if our kernels run."""

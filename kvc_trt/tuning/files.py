@@ -31,7 +31,7 @@ def write_files(tuned: Tuned, directory: Path) -> None:
 
 
 def csv_bytes(tuned: Tuned) -> bytes:
-    """A line per candidate; qualities are shares, or nats below zero. What does not apply is empty."""
+    """A line per candidate; qualities are shares, or nats below zero. A column that does not apply is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -113,7 +113,7 @@ class ChosenModel:
 
 
 class _Stored(NamedTuple):
-    """A weight file, and what runs engines over it: they share their prompts."""
+    """A weight file and the runner of the engines that use it, which share their prompts' prefills."""
 
     weights: HeldFile
     runner: ProgramRunner
@@ -153,7 +153,7 @@ class PolicyEngines:
         return self._chosen.describe()
 
     def announce(self, variants: Sequence[Variant], room: Room) -> None:
-        """All other engines are closed; these say what they will read of prefill."""
+        """Close all other engines, and record which prefill values these variants will read."""
         self._prefills.forget()
         wanted = {(variant, room) for variant in variants}
         self._open = {key: answerer for key, answerer in self._open.items() if key in wanted}

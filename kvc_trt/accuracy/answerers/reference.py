@@ -32,7 +32,8 @@ PREFILLED_BYTES = 1 << 30
 
 
 class Prefills:
-    """Prompts that the reference has read: policies that keep whole prompts share them, whatever they read later."""
+    """Prompts that the reference has read: policies that keep whole prompts share them, however little their steps
+    read."""
 
     def __init__(self, limit: int = PREFILLED_BYTES) -> None:
         self._limit, self._bytes = limit, 0
@@ -105,7 +106,7 @@ class ReferenceAnswerer:
         raise InputError(f"{self.parameters.policy} has no engine, and faithfulness is measured on engines")
 
     def _answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
-        """Rows advance together; one that is done is fed its last token again, and what it then says is ignored."""
+        """Decode all rows together. A row that is done is fed its last token again, and its further output is ignored."""
         import torch
 
         logits, cache = self._prefill(questions)

@@ -1,1 +1,1 @@
-"""The report of an accuracy measurement: what counts as evidence, figures, and an HTML page."""
+"""The report of an accuracy measurement: the rules of evidence, figures, and an HTML page."""

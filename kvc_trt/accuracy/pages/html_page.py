@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: what the template `report.html.jinja` shows."""
+"""The report as one HTML file that needs nothing else: the values that the template `report.html.jinja` shows."""
 
 from __future__ import annotations
 

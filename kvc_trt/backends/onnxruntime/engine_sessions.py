@@ -134,7 +134,8 @@ class EngineSessions:
             self._options.threads, prepack=False, dtype=self.program.dtype, prefill=self._options.prefill_precision,
             prepared=True, shares_buffers=True, by_bodies=self.program.by_bodies,
         )  # fmt: skip
-        # The graph is cut as it would run whole: what native operators join is joined in its parts too.
+        # The graph is cut after fusion, so nodes that native operators fuse in the whole graph are fused in its parts
+        # too.
         parts = cut_prefill(prepared_graph(self.program.prefill, options, self._expose_prefill), self._expose_prefill)
         loader = PartLoader(parts, self._weights, options)
         trials = Trials(self.program.largest_budget, self._limits.max_sequence_len)

@@ -48,9 +48,9 @@ class SharedWeights:
     def lend(self, model: ModelProto, options: SessionOptions) -> None:
         """Let a session with these options read the initializers that `model` has in the file, in place.
 
-        What its optimiser folds, such as float16 weights of which it makes float32, it reads while it loads; here that
-        is this memory, or a link to the file that is held. The path of the file is never opened again. What is never
-        folded is not read while it loads; `model` says afterwards that it lies in an empty file.
+        Initializers that its optimiser folds, such as float16 weights that it widens to float32, are read while it
+        loads, from this memory or through a link to the file that is held. The path of the file is never opened again.
+        Initializers that are never folded are not read while it loads; afterwards `model` places them in an empty file.
         """
         values = {one.name: value for one in model.graph.initializer if (value := self.value(one)) is not None}
         for name, value in values.items():
@@ -58,7 +58,7 @@ class SharedWeights:
         if not hasattr(options, _REFUSES_LINKS):
             options.add_session_config_entry(_FOLDER, self._folder_of_a_link())
             return
-        # What these versions are given to fold they copy, all of it at once, which reads it.
+        # These versions copy every initializer that they are given to fold, all at once, which reads it.
         unfolded = never_folded(model.graph, {body.name for body in model.functions})
         for tensor in model.graph.initializer:
             if tensor.name in values and tensor.name in unfolded:
@@ -70,7 +70,8 @@ class SharedWeights:
         options.add_external_initializers(list(foldable), list(foldable.values()))
 
     def _folder_of_a_link(self) -> str:
-        """Return a folder, there for as long as this object, in which the file's name leads to what is held."""
+        """Return a folder that exists as long as this object, in which a link of the file's name leads to the held
+        file."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="kvc-trt-")
         link = Path(self._folder.name) / self._path.name

@@ -81,5 +81,5 @@ def _settings(target: Target) -> dict[str, Any]:
 def _reason(error: Exception) -> str:
     """Return the part of an error's text that describes the problem, without the place in OpenVINO's code."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    listed = [line.removeprefix("-- ") for line in lines if line.startswith("-- ")]  # what could not be converted
+    listed = [line.removeprefix("-- ") for line in lines if line.startswith("-- ")]  # unconverted operations
     return "; ".join(listed) or (lines[-1] if lines else type(error).__name__)

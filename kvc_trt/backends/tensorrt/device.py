@@ -45,7 +45,7 @@ def call(function: Callable[..., tuple[Any, ...]], *arguments: Any, doing: str) 
 
 
 def failure(status: int, name: str, doing: str) -> KvcError:
-    """Return the user's error for a CUDA runtime status; `doing` is what was attempted."""
+    """Return the user's error for a CUDA runtime status; `doing` names the operation that failed."""
     message = f"CUDA, {doing}: {name} ({status})"
     if status == _OUT_OF_MEMORY:
         return DeviceOutOfMemory(message, hint="take fewer rows at once; `kvc-trt plan --backend tensorrt` says why")

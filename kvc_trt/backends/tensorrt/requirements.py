@@ -1,4 +1,4 @@
-"""Compare what an engine needs with what the machine has: one table for doctor, build and load."""
+"""Compare an engine's requirements with the machine: one table for doctor, build and load."""
 
 from __future__ import annotations
 

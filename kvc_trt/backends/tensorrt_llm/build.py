@@ -39,7 +39,7 @@ def target(resolved: ResolvedBuild) -> dict[str, Any]:
 
 
 def makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> dict[str, Maker]:
-    """Return what makes the plans; the first call imports TensorRT-LLM."""
+    """Return the functions that make the plans; the first call of one imports TensorRT-LLM."""
     parameters, batch = resolved.parameters, resolved.config.max_batch_size
 
     def layers() -> NetworkLayers:

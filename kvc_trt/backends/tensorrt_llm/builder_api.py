@@ -174,7 +174,7 @@ class Facts:
 
 
 def probe() -> Facts:
-    """Inspect what is installed without importing it."""
+    """Inspect the installed packages without importing them."""
     versions = {name: found for name in ("tensorrt_llm", "tensorrt") if (found := installed(name)) is not None}
     if "tensorrt_llm" not in versions:
         return Facts(versions, ("Python package tensorrt_llm 1.2.x",), INSTALL)

@@ -26,7 +26,7 @@ CONFIG_FILE, PLAN_FILE = "config.json", "rank0.engine"
 def directory_config(engine_config: Mapping[str, Any], version: str, max_num_tokens: int) -> dict[str, Any]:
     """Return TensorRT-LLM's config.json, made from that of our engine; `version` is the tensorrt_llm that built it.
 
-    build_config gets what its reader requires; the compression is an extra key.
+    build_config gets the keys that its reader requires; the compression is an extra key.
     """
     ours = {name: value for name, value in engine_config["build_config"].items() if name != "kvc_trt"}
     build = {

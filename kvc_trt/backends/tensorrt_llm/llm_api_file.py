@@ -96,7 +96,7 @@ _COLUMN = 34
 
 
 def yaml_text(export: Export, *, source: str, model: str) -> str:
-    """Return the file: `source` is what was exported, `model` what trtllm-serve would be given.
+    """Return the file: `source` names the engine or file exported, `model` the model to give trtllm-serve.
 
     Both appear only in comments, and the text is parsed again before it is returned.
     """

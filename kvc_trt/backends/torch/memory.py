@@ -188,7 +188,7 @@ def drawing_bytes(model: ModelConfig, rows: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can still be allocated, on a GPU including what PyTorch keeps for reuse."""
+    """Return the bytes that can still be allocated, on a GPU including the memory that PyTorch keeps for reuse."""
     if device.type == "cuda":
         import torch
 

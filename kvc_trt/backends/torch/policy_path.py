@@ -58,7 +58,7 @@ def policy_path(model: ModelConfig, parameters: PolicyParameters) -> PolicyPath 
     from kvc_trt.graph.cache_graphs import CacheGraphs, called_operators
 
     graphs = CacheGraphs(model, parameters)
-    # What a format stores of a prompt is no part of its eviction, and the kernel that appends a block stores it.
+    # Storing a prompt in a format is no part of its eviction; the kernel that appends a block does it.
     prompts = {
         layer: [one for one in called_operators(graphs.prompt(layer)) if one is not STORE_TOKENS] for layer in layers
     }

@@ -2,9 +2,9 @@
 
 A prefill is made of pieces: in each layer, blocks of tokens of the projections, blocks of queries of attention, one
 compaction, and blocks of tokens of the feed-forward network; in a linear layer, blocks of tokens of all of it. A
-prefill without slices runs the same pieces, so the result is the same bit for bit. Nothing is computed twice, and what
-lives between two pieces lives in a whole prefill too. A compaction sees all queries, keys and values of its layer,
-whatever the policy.
+prefill without slices runs the same pieces, so the result is the same bit for bit. Nothing is computed twice, and a
+tensor that lives between two pieces lives in a whole prefill too. A compaction sees all queries, keys and values of its
+layer, whatever the policy.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Piece:
 
 
 class SlicedPrefill:
-    """The parts of one engine's prefill graph, loaded, and what they cost on this machine (`trials`)."""
+    """The parts of one engine's prefill graph, loaded, and their cost on this machine (`trials`)."""
 
     def __init__(
         self, parts: PrefillParts, loader: PartLoader, trials: Trials, threads: int, keep: Collection[str] = ()
@@ -131,7 +131,7 @@ class _Values:
         self._values: dict[Key, Value] = dict(prompt.items())
 
     def inputs(self, piece: Piece) -> dict[str, Value]:
-        """Return what a piece reads."""
+        """Return the inputs of a piece by name."""
         part = piece.loaded.part
         found = {name: self._values[key] for name, key in zip(part.inputs, _reads(piece, self._whole), strict=True)}
         if piece.block is not None:
@@ -142,7 +142,7 @@ class _Values:
         return found
 
     def outputs(self, piece: Piece) -> dict[str, NDArray[Any]]:
-        """Return arrays for what a piece writes; ONNX Runtime makes those of values whose form is not known."""
+        """Return arrays for the outputs of a piece; ONNX Runtime makes those of values whose form is not known."""
         names = piece.loaded.part.outputs
         if piece.block is None:
             made = {name: self._rows[name].empty(self._tokens) for name in names if name in self._rows}
@@ -150,7 +150,7 @@ class _Values:
         return {name: self._block(name, *piece.block) for name in names}
 
     def store(self, piece: Piece, outputs: Arrays, found: Mapping[str, Value]) -> None:
-        """Remember what a piece has written."""
+        """Keep the outputs of a piece."""
         for name, value in found.items():
             if piece.block is None:
                 self._values[name] = outputs.get(name, value)

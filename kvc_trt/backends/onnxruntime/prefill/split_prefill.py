@@ -1,8 +1,8 @@
 """A prefill graph in two: the trunk, which is equal under every policy, and the head, which is the policy's own.
 
 Prefill attention is dense and exact under every policy, so the logits and each layer's queries, keys and values do not
-depend on it. The trunk is what the logits need; the head is the rest: compaction, bounds, room for the answer. Both are
-cut out of the engine's own graph, node by node.
+depend on it. The trunk is the part that computes the logits; the head is the rest: compaction, bounds, room for the
+answer. Both are cut out of the engine's own graph, node by node.
 """
 
 from __future__ import annotations

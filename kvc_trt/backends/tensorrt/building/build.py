@@ -51,7 +51,8 @@ def target(resolved: ResolvedBuild) -> dict[str, Any]:
 
 
 def makers(resolved: ResolvedBuild, progress: Progress) -> dict[str, Maker]:
-    """Return what makes the plans and their descriptions; the first call loads TensorRT and the plugins."""
+    """Return the functions that make the plans and their descriptions; the first call of one loads TensorRT and the
+    plugins."""
     stages: dict[str, Maker] = {}
     if (reason := no_turns(resolved.parameters)) is not None:
         progress.note(f"policy {resolved.parameters.policy}: the engine takes no turns: {reason}")

@@ -91,7 +91,8 @@ def longest_turn(extend: Sequence[Profile]) -> int:
 
 
 def choose_profile(profiles: Sequence[Profile], batch: int, sequence: int | None = None) -> int:
-    """Return the index of the profile for one run; InputError, with what the engine was built for, if none fits."""
+    """Return the index of the profile for one run; InputError, with the limits that the engine was built for, if none
+    fits."""
     for index, profile in enumerate(profiles):
         if profile.allows(batch, sequence):
             return index

@@ -61,7 +61,7 @@ def expected_attention(model: ModelProto) -> int:
 
 
 def expected_masks(model: ModelProto) -> int:
-    """Count those of them that say by a mask what a query sees; the others are causal."""
+    """Count the attention layers that take a mask; the others are causal."""
     return sum(node.domain == "" and node.op_type == "Attention" and len(node.input) > 3 for node in model.graph.node)
 
 
@@ -121,14 +121,15 @@ def updated_in_place(model: ModelProto) -> dict[str, str]:
 
 
 def engine_aliases(engine: Any) -> dict[str, str]:
-    """Return what an ICudaEngine reports: output -> aliased input. It may leave out those of plugins."""
+    """Return the aliases that an ICudaEngine reports: output -> aliased input. It may leave out those of plugins."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     pairs = {name: engine.get_aliased_input_tensor(name) for name in names}
     return {output: name for output, name in pairs.items() if name}
 
 
 def network_aliases(network: Any) -> dict[str, str]:
-    """Return what the plugins of a parsed network report: output of the network -> input whose buffer it shares.
+    """Return the aliases that the plugins of a parsed network report: output of the network -> input whose buffer it
+    shares.
 
     Before there is an engine, only Python plugins can be asked; others are left out.
     """

@@ -43,7 +43,7 @@ PASSES: tuple[Pass, ...] = (
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered graph, and what was done to it."""
+    """A lowered graph, and the notes of the passes."""
 
     model: ModelProto
     notes: tuple[tuple[str, str], ...]
@@ -60,7 +60,7 @@ def lower(model: ModelProto, *, tensorrt: tuple[int, int], plugins: frozenset[st
 
 
 def lower_with_notes(model: ModelProto, *, tensorrt: tuple[int, int], plugins: frozenset[str]) -> Lowered:
-    """Like `lower`, but also return what each pass did, for a build's log."""
+    """Like `lower`, but also return a note on each pass, for a build's log."""
     copy = ModelProto()
     copy.CopyFrom(model)
     at_hand = Installation(tensorrt, plugins)

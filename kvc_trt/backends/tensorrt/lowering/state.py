@@ -1,7 +1,7 @@
 """State that a compaction after a turn rewrites: plugins that overwrite it in place.
 
 A compaction reads stored and new tokens from one table and returns new tensors, so its plugin has no state to alias. A
-plugin behind it overwrites the state. Whatever reads the old state has run by then: the compaction depends on it.
+plugin behind it overwrites the state. Every reader of the old state has run by then: the compaction depends on it.
 
 NVIDIA's builder (TensorRT-RTX 1.7.1) makes no plan where one plugin reads a state tensor of codes and another one
 overwrites it ("cannot be quantized"). It does where both take it from a plugin that shares its buffer. That plugin is
@@ -73,7 +73,7 @@ def _attributes(model: ModelProto, operator: Operator, site: str) -> dict[str, i
 
 
 def _overwrite(emit: Emitter, operator: Operator, site: str, attributes: Mapping[str, int]) -> None:
-    """Append a node of `operator`: its first inputs are a cache's state, the others what is kept of it."""
+    """Append a node of `operator`: its first inputs are a cache's state, the others the tensors that replace it."""
     state = [f"{tensor.name}.{site}" for tensor in operator.state]
     kept = [f"{tensor.name}{KEPT}{site}" for tensor in operator.state]
     names = [tensor.name for tensor in operator.inputs]
@@ -91,7 +91,7 @@ def _rename(model: ModelProto, names: Mapping[str, str]) -> None:
 
 
 def hand_on_state(model: ModelProto, at_hand: Installation) -> list[str]:
-    """Put a KvcAppendBlock of no tokens before what reads a cache of codes that another plugin overwrites."""
+    """Put a KvcAppendBlock of no tokens before each node that reads a cache of codes that another plugin overwrites."""
     form = format_of(model)
     overwritten = {node.input[0] for node in model.graph.node if node.op_type == REPLACE_CACHE.name}
     if form.keys is None or not overwritten:
@@ -115,7 +115,7 @@ def hand_on_state(model: ModelProto, at_hand: Installation) -> list[str]:
 def _appending_nothing(
     name: str, form: CacheFormat, inputs: Mapping[str, str], handed_on: dict[str, str]
 ) -> list[NodeProto]:
-    """Return the nodes, and add what hands on each state tensor to `handed_on`."""
+    """Return the nodes, and add the value that passes on each state tensor to `handed_on`."""
     operator, emit = APPEND_BLOCK.in_format(form), Emitter()
     own = {tensor.name: inputs[tensor.name].replace(".", HANDED_ON, 1) for tensor in operator.state}
     handed_on |= {inputs[state]: value for state, value in own.items()}

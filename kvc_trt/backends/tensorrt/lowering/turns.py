@@ -1,4 +1,4 @@
-"""Lower the extend graph: attention of a turn's tokens, and positions of what stays.
+"""Lower the extend graph: attention of a turn's tokens, and positions of the kept ones.
 
 Attention becomes the ONNX operator Attention with a mask: query i of row b sees the first cache_lengths[b] + i + 1
 entries. TensorRT's causal masks do not fit, since they are anchored at a corner and rows store different numbers of
@@ -58,7 +58,7 @@ def _attention(node: NodeProto, element: int, layout: Layout) -> list[NodeProto]
 
 
 def _widened(emit: Emitter, vectors: Vectors, element: int, layout: Layout) -> Value:
-    """Return vectors [B,G,T,D] of type `element`: those that are exact, or what is read of those in a format."""
+    """Return vectors [B,G,T,D] of type `element`: exact ones as they are, those in a format dequantised."""
     if vectors.format is None:
         return vectors.parts[0]
     codes, scales, *minima = vectors.parts
@@ -74,7 +74,7 @@ def _widened(emit: Emitter, vectors: Vectors, element: int, layout: Layout) -> V
 def _number(emit: Emitter, part: Value, form: VectorFormat) -> Value:
     """Return bytes INT8 as FLOAT, from 0 to 255 where they index a table.
 
-    To TensorRT numbers in INT8 are quantised; this says by what scale.
+    TensorRT takes INT8 numbers as quantised; this gives their scale.
     """
     number = str(emit.DequantizeLinear(part, np.float32(1)))
     if form != FP8:

@@ -106,7 +106,7 @@ Shape = tuple[int | None, ...]
 
 
 class KnownShapes:
-    """Infers shapes by walking the nodes of a graph in order; what cannot be inferred is None."""
+    """Infers shapes by walking the nodes of a graph in order; a shape that cannot be inferred is None."""
 
     def __init__(self, model: ModelProto) -> None:
         self._shapes: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}

@@ -28,7 +28,7 @@ def report(where: str, error: Exception) -> None:
 
 @contextlib.contextmanager
 def reporting(where: str) -> Iterator[None]:
-    """Keep what the block raises and raise it as a Refusal: TensorRT's bindings print it and report a failure."""
+    """Keep an exception of the block and raise it as a Refusal: TensorRT's bindings print it and report a failure."""
     try:
         yield
     except Exception as error:

@@ -131,7 +131,7 @@ class Buffers:
         return {"input_ids": base, "prompt_lengths": base + lengths_at}
 
     def queue_turn_in(self, tokens: Array, position: int, cache_lengths: Array) -> dict[str, int]:
-        """Copy a row's new tokens [M] and what is stored before them [caches] to the device; returns the addresses."""
+        """Copy a row's new tokens [M] and the cache lengths before them [caches] to the device; returns the addresses."""
         assert self._turn is not None, "an engine without turns"
         *places, _ = turn_offsets(self.sizes.turn_tokens, self._caches)
         parts = tokens, np.array([len(tokens)]), np.array([position]), cache_lengths
@@ -171,7 +171,7 @@ class Buffers:
         return {tensor.name: self._row_of(tensor, row) for tensor in self._state}
 
     def give_back(self, row: int) -> None:
-        """Queue the copies of what `take_row` copied back to the row."""
+        """Queue copies back to the row of the tensors that `take_row` copied."""
         for tensor in self._state:
             if not self._is_aligned(tensor):
                 size = tensor.bytes_per_row()

@@ -1,8 +1,8 @@
 """Load a TensorRT engine directory onto the GPU, after checking everything.
 
-An engine is executable code, and so is a plugin library. Before TensorRT sees either: the directory's hashes
-(`EngineDirectory.open`), this machine against what the manifest recorded (`requirements`), and the plugin library's own
-hash. Host code inside an engine is not allowed to run.
+An engine is executable code, and so is a plugin library. Before TensorRT sees either, the directory's hashes
+(`EngineDirectory.open`), this machine against the manifest's record (`requirements`), and the plugin library's own hash
+are checked. Host code inside an engine is not allowed to run.
 """
 
 from __future__ import annotations

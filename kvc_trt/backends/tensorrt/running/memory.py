@@ -1,4 +1,5 @@
-"""Plan the device memory of an engine before anything is allocated: what for, how much, and whether it fits.
+"""Plan the device memory of an engine before anything is allocated: the purpose and size of each part, and whether all
+fit.
 
 Everything that stays (weights, caches, bounds, buffers, activations) is counted; nothing is allocated while rows run.
 Sizes of caches and buffers are exact. Weights and activations are modelled until the engine is loaded and reports them.

@@ -1,7 +1,7 @@
 """Run turns with the extend plan: one row at a time, in the row's own buffers.
 
-The plan updates state in place, at the start of whatever it is bound to. A row inside a buffer can be that start if it
-is aligned, as rows of usual models are; another row is copied to the place where prefills put theirs, and back.
+The plan updates state in place, at the start of the buffer that it is bound to. A row inside a buffer can be that start
+if it is aligned, as rows of usual models are; another row is copied to the place where prefills put theirs, and back.
 
 A run takes `TOKENS_PER_TURN` tokens at most. A longer turn runs in parts where every cache keeps all tokens, which is
 the same; where stored and new tokens compete it would not be, and is refused.

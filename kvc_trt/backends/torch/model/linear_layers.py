@@ -59,7 +59,7 @@ def linear_inputs(weights: Layer, part: Linear, x: Tensor) -> LinearInputs:
 
 
 def take_token(weights: Layer, part: Linear, inputs: LinearInputs, state: LinearRows, active: Tensor) -> Tensor:
-    """Update each row of `active` [B] with one token, and return what is read from its memory after it: [B,H*Dv]."""
+    """Update each row of `active` [B] with one token, and return the values read from its memory after it: [B,H*Dv]."""
     mixed, write, decay = (one[:, None] for one in inputs)
     seen = torch.cat([state.inputs.to(mixed.dtype), mixed], dim=1)
     query, key, value = _vectors(part, _convolved(weights, part, seen))
@@ -73,7 +73,7 @@ def take_token(weights: Layer, part: Linear, inputs: LinearInputs, state: Linear
 
 
 def take_tokens(weights: Layer, part: Linear, inputs: LinearInputs, state: LinearRows, lengths: Tensor) -> Tensor:
-    """Update each row with its first `lengths` [B] of n tokens; return what is read from its memory: [B,n,H*Dv]."""
+    """Update each row with its first `lengths` [B] of n tokens; return the values read from its memory: [B,n,H*Dv]."""
     mixed, write, decay = inputs
     seen = torch.cat([state.inputs.to(mixed.dtype), mixed], dim=1)
     _keep_last(state.inputs, seen, lengths)
@@ -86,7 +86,7 @@ def take_tokens(weights: Layer, part: Linear, inputs: LinearInputs, state: Linea
 
 
 def gated_output(weights: Layer, part: Linear, read: Tensor, x: Tensor, epsilon: float) -> Tensor:
-    """Return the layer's output [N,hidden], given what it read from memory [N,H*Dv] and the normed stream x."""
+    """Return the layer's output [N,hidden] from the values that it read from memory [N,H*Dv] and the normed stream x."""
     rows = read.view(len(read), part.value_heads, part.value_size)
     normed = functional.rms_norm(rows, (part.value_size,), weights[LINEAR_NORM], epsilon)
     gate = functional.silu(linear(weights, LINEAR_GATE, x))
@@ -128,7 +128,7 @@ def _log_decays(weights: Layer, decay: Tensor) -> Tensor:
 
 
 def _delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, memory: Tensor) -> Tensor:
-    """Update the memory [B,H,Dk,Dv] with n tokens in place, and return what is read after each: [B,H,n,Dv].
+    """Update the memory [B,H,Dk,Dv] with n tokens in place, and return the values read after each: [B,H,n,Dv].
 
     query, key [B,H,n,Dk], value [B,H,n,Dv]; decay, the logarithm of the decay factor, and write [B,H,n].
     """
@@ -144,7 +144,7 @@ def _delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write:
     since = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
     transposed, writing = key.transpose(-1, -2), write[..., None]
     system = (key @ transposed) * since * writing
-    # What a chunk's tokens would write into an empty memory, and what they take back of a full one.
+    # The values that a chunk's tokens would write into an empty memory, and the part of a full one that they take back.
     since_start = total.exp()[..., None]
     sides = torch.cat([value * writing, key * (since_start * writing)], dim=-1)
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)

@@ -64,7 +64,7 @@ def weight_prefetch(device: torch.device) -> WeightPrefetch | None:
     library = current_library()
     if library is None or library.device_type != "cuda":
         return None
-    # Half of the cache: the other half is for the caches' entries, the activations, and what was read before.
+    # Half of the cache: the other half is for the caches' entries, the activations, and earlier reads.
     room = int(torch.cuda.get_device_properties(device).L2_cache_size) // 2
     side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead = WeightPrefetch(library, side, room)

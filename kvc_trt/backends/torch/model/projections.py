@@ -158,7 +158,7 @@ class Projections:
     def _output(self, layer: int, attended: Tensor, x: Tensor | None) -> Tensor:
         """Project attention's output back: [N,H*D] -> [N,hidden]; a gate reads the input of attention, x [N,hidden].
 
-        For a linear layer, `attended` is what it has read from its memory [N,H*Dv].
+        For a linear layer, `attended` holds the values read from its memory [N,H*Dv].
         """
         weights, attention = self._weights.layers[layer], self.config.attention(layer)
         if attention.linear is not None:

@@ -59,7 +59,7 @@ class StaticStep:
         """Queue one step of n <= rows rows: tokens [n] or [count,n], positions [n], cache_lengths [caches,n]."""
         fed, given, count = self._staging.numpy(), len(positions), self.count
         if self._copied is not None:
-            self._copied.synchronize()  # what the step before it has queued may not have read its inputs yet
+            self._copied.synchronize()  # the queued step before this one may not have read its inputs yet
         fed[: count + 1], fed[count + 1 :] = 0, INACTIVE
         fed[:count, :given], fed[count, :given], fed[count + 1 :, :given] = tokens, positions, cache_lengths
         self._inputs.copy_(self._staging, non_blocking=True)

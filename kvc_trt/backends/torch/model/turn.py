@@ -124,7 +124,8 @@ class Turn:
         return {name: torch.tensor(of_rows, device=self.keys.device) for name, of_rows in numbers.items()}
 
     def _positions_of(self, indices: Tensor) -> Tensor:
-        """Return the logical positions INT32 [B,G,C] of kept entries; steps do not record those of what they append."""
+        """Return the logical positions INT32 [B,G,C] of kept entries; steps do not record those of the tokens that they
+        append."""
         recorded, stored = self.state["slot_positions"], self._counts[0]
         chosen = indices.clamp(min=0).long()
         known = recorded.gather(2, chosen.clamp(max=recorded.shape[2] - 1))

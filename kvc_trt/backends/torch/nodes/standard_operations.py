@@ -1,8 +1,8 @@
 """The standard ONNX operators that bodies of our operators consist of, as PyTorch functions (ONNX operators, opset 23).
 
 An operation takes the node's input tensors and its attributes, and returns its outputs. Inputs may be on two devices:
-shapes and what follows from them alone stay on the CPU, so that the host knows them without waiting for the device.
-An operation that combines tensors moves those of the CPU to the device of the others.
+shapes, and values computed from shapes alone, stay on the CPU, so that the host knows them without waiting for the
+device. An operation that combines tensors moves those of the CPU to the device of the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _pointwise(function: Callable[..., Tensor]) -> Operation:
 def _alike(function: Callable[[Tensor], Tensor]) -> Operation:
     """Return the operation that gives equal elements equal results, wherever they are in a tensor.
 
-    On a CPU PyTorch computes what is left of a row by another function than whole vectors; in float64 the two round to
+    On a CPU PyTorch computes the remainder of a row by another function than whole vectors; in float64 the two round to
     the same float32."""
     return lambda inputs, attributes: (
         function(inputs[0]) if inputs[0].device.type != "cpu" else function(inputs[0].double()).to(inputs[0].dtype)

@@ -73,7 +73,7 @@ class ParallelExecutor(ExecutorBase):
         self._call("allocate", max_batch_size)
 
     def warm_up(self, progress: Progress, *, drafts: bool) -> None:
-        """Compile and capture on every rank what `TorchExecutor.warm_up` does; progress is shown as one task."""
+        """Run `TorchExecutor.warm_up` on every rank; progress is shown as one task."""
         with progress.task("compiling and capturing steps on every rank", None):
             self._call("warm_up", drafts)
 

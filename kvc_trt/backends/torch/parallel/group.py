@@ -106,7 +106,7 @@ class RankGroup:
         self._exchange([Start(rank, *common) for rank in range(self.ranks)])
 
     def _exchange(self, messages: Sequence[Start | Call]) -> list[Any]:
-        """Send each rank its message and return the results. Whatever interrupts this ends the ranks."""
+        """Send each rank its message and return the results. Any exception here ends the ranks."""
         assert self._processes is not None
         try:
             replies = self._replies(self._processes.commands, messages)
@@ -144,7 +144,8 @@ class RankGroup:
         return replies
 
     def _error(self, processes: RankProcesses, failures: Mapping[int, Failed | None]) -> BaseException:
-        """Return what to raise: a death before what follows from it, and a user's error before a bug."""
+        """Return the exception to raise: a user's error first, then a rank's death, then a bug, which a death may have
+        caused."""
         said = {rank: reply for rank, reply in failures.items() if isinstance(reply, Failed)}
         for failed in said.values():
             error = failed.error()

@@ -1,4 +1,4 @@
-"""Verify an engine as its ranks run it: what they choose is collected by head and judged like that of one process."""
+"""Verify an engine as its ranks run it: their choices are collected by head and judged like those of one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ParallelHarness(TorchHarness):
 
     @override
     def describe(self) -> dict[str, str]:
-        """Return what the harness of one process says, and the number of ranks."""
+        """Return the description of the harness of one process, and the number of ranks."""
         found = super().describe()
         return {**found, "backend": f"{found['backend']}, {self._ranks} ranks"}
 

@@ -101,7 +101,7 @@ class RankProcesses:
         for process in self._processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself, such as compilers
+                    os.killpg(process.pid, signal.SIGKILL)  # with its own child processes, such as compilers
 
     def _end_if_one_dies(self) -> None:
         """Kill the others when one rank has died: on a GPU they would wait for it in a sum until a timeout."""

@@ -1,9 +1,10 @@
-"""The process of one rank: meets the others, reads its shard, and runs what the caller's process asks, until that ends.
+"""The process of one rank: joins the others, reads its shard, and runs the calls of the caller's process until that
+ends.
 
     python -m kvc_trt.backends.torch.parallel.rank COMMANDS LIFE
 
-Both arguments are numbers of open sockets. Nothing is ever sent through LIFE: its end is how either side learns that
-the other has died, whatever it was doing.
+Both arguments are numbers of open sockets. Nothing is ever sent through LIFE: either side sees it close when the other
+has died, even in the middle of a call.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ STEPS = ("decode", "decode_greedy", "decode_drawn", "check_draft", "check_draft_
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged, for the caller to log again."""
+    """Keeps log records, for the caller to log again."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -81,7 +82,7 @@ class Rank:
         """Prefills that wait between two pieces."""
 
     def answer(self, call: Call) -> Done | Failed:
-        """Run one call and return what to say of it."""
+        """Run one call and return the reply."""
         before = self._collectives.count
         try:
             result = self._run(call)
@@ -157,7 +158,7 @@ def main() -> None:
     """Serve the process that holds the other ends of both sockets."""
     commands, life = (Connection(int(number)) for number in sys.argv[1:])
     for socket in (commands, life):
-        os.set_inheritable(socket.fileno(), False)  # or they would stay open in what PyTorch starts to compile
+        os.set_inheritable(socket.fileno(), False)  # or they would stay open in the compilers that PyTorch starts
     start: Start = commands.recv()
     report_lost_files()
     threading.Thread(target=_end_with, args=(life, Path(start.store).parent), daemon=True).start()
