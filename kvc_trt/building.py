@@ -1,4 +1,4 @@
-"""From a configuration to an engine that was verified: everything between what a user asked and the directory."""
+"""From a configuration to a verified engine: the whole way from a user's request to the directory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def build_configured(
     verify: bool = True,
     progress: Progress,
 ) -> Built:
-    """Build what `config` says into `output` (None: engines/MODEL-POLICY), or find it there; then verify it.
+    """Build the engine that `config` describes into `output` (None: engines/MODEL-POLICY), or find it there; then
+    verify it.
 
     `recorded` are the numbers of an engine whose configuration is replayed. A failed check is in the result.
     """
@@ -114,5 +115,5 @@ def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -
 
 
 def _checkpoint_beside(request: ResolvedBuild, source: ModelSource) -> Path | None:
-    """The checkpoint, where its weights were quantised: verify then says what that cost."""
+    """The checkpoint, where its weights were quantised: verify then reports the cost of quantisation."""
     return source.path if request.config.weights in ("int8", "int4") else None

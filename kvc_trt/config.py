@@ -34,7 +34,7 @@ Ranks = Annotated[
 
 
 class BuildConfig(OwnSchema):
-    """One build. None means: the preset's value, or what the policy derives."""
+    """One build. None means the preset's value, or one that the policy derives."""
 
     model: str = Field(min_length=1)
     """A preset's name, a Hugging Face directory or a GGUF file."""
@@ -103,7 +103,7 @@ class BuildConfig(OwnSchema):
         return {name: value for name in DERIVED_NUMBERS if (value := getattr(self, name)) is not None}
 
     def stored(self) -> dict[str, Any]:
-        """Return what an engine records and a replay reads: every setting given, without `verify`."""
+        """Return the settings that an engine records and a replay reads: every setting given, without `verify`."""
         return self.model_dump(exclude={"verify"}, exclude_none=True)
 
 
@@ -133,7 +133,8 @@ def read_configuration(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def configured(file: Path | None, *layers: tuple[str, Mapping[str, Any]]) -> tuple[BuildConfig, dict[str, Any]]:
     """Return the build that a YAML file or an engine's config.json describes with `layers` laid over it.
 
-    The mapping holds the numbers that an engine recorded; empty where a layer changes what they follow from.
+    The mapping holds the numbers that an engine recorded; it is empty if a layer changes a setting that they follow
+    from.
     """
     from_file, recorded = read_configuration(file) if file is not None else ({}, {})
     config = layered([(str(file), from_file), *layers])

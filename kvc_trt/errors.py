@@ -3,8 +3,8 @@
 Every message is one line: what is wrong, where, what was expected against what was found.
 `hint` is the next command or another remedy; the CLI prints it on a separate line.
 
-A message may quote what a stranger wrote (names of files, tensors and policies, whole values), and goes to terminals,
-logs and clients. So `KvcError` makes it safe itself: bounded, and without a character that a terminal obeys.
+A message may quote a stranger's text (names of files, tensors and policies, whole values), and goes to terminals, logs
+and clients. So `KvcError` makes it safe itself: bounded, and without a character that a terminal obeys.
 """
 
 from __future__ import annotations

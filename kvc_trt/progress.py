@@ -1,7 +1,7 @@
 """Progress of long work: the protocol, and its silent, plain and animated forms.
 
-Libraries take a `Progress` and never print themselves; the command line chooses the form (`progress_on`). What is shown
-may name files and tensors of strangers, so characters that a terminal obeys are escaped.
+Libraries take a `Progress` and never print themselves; the command line chooses the form (`progress_on`). Progress
+lines may name files and tensors of strangers, so characters that a terminal obeys are escaped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables in plain text, for a terminal, a pipe or a log: no colours, and no cell is ever cut short.
 
-A cell may hold what a stranger wrote; characters that a terminal obeys are escaped in it.
+A cell may hold a stranger's text; characters that a terminal obeys are escaped in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def text_table(
 ) -> str:
     """Return an aligned table; columns whose index is in `right` are right-aligned. `even` makes all equally wide.
 
-    Cells wrap where the table is wider than the terminal, or than `widest`; what goes to a pipe keeps one line per row.
+    Cells wrap where the table is wider than the terminal, or than `widest`; a table that goes to a pipe keeps one line
+    per row.
     """
     from rich.box import Box
     from rich.console import Console

@@ -109,6 +109,7 @@ def watch_memory(*, mapped: bool = True) -> Iterator[Peak]:
 
 
 def _return_free_memory() -> None:
-    """Return the allocator's free memory to the system, so that it does not hide the memory that the next work needs."""
+    """Return the allocator's free memory to the system, so that it does not hide the memory that the next work
+    needs."""
     with suppress(OSError, AttributeError):  # no glibc: the figure is then a lower bound
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,6 +1,6 @@
-"""Find what no engine can have written in a context, by the bits of its numbers: some 10 GB/s, where hashing does 1.8.
+"""Find numbers in a context that no engine can have written, by their bits: some 10 GB/s, where hashing does 1.8.
 
-Keys, values and what is kept beside them are finite. Where keys and values have a cache format, their codes, scales and
+Keys, values and the state beside them are finite. Where keys and values have a cache format, their codes, scales and
 minima are some that `reference/stored.py` makes of finite vectors.
 """
 

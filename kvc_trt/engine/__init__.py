@@ -1,4 +1,4 @@
-"""The engine directory: what a build produces, how it is written atomically, and how it is checked before loading."""
+"""The engine directory: its files, how it is written atomically, and how it is checked before loading."""
 
 from kvc_trt.engine.directory import EngineDirectory
 

@@ -79,7 +79,7 @@ def build_engine(
     output = writable_target(output)
     check_tokenizer(source.tokenizer_files, resolved.model.vocab_size)
     for directory in {path.parent for path in source.tokenizer_files}:
-        ChatTemplate.load(directory)  # refuses files that cannot be read; what is in it shows when it is rendered
+        ChatTemplate.load(directory)  # refuses files that cannot be read; a faulty template shows when it is rendered
     config = EngineConfig(resolved.model, resolved.parameters, resolved.config, turns="extend" in makers)
     with progress.task("reading the inputs", None):
         inputs = inputs_of(config, source, target, backend.sources())

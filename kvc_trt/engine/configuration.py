@@ -1,4 +1,4 @@
-"""config.json: what an engine was built as.
+"""config.json: the configuration that an engine was built with.
 
 The file follows from four facts: the model, the numbers of its policy, the settings of its build, and whether it takes
 turns. It is written from them. Reading recovers them and refuses a file that says anything else than they give: readers

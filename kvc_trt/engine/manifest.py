@@ -1,4 +1,4 @@
-"""manifest.json: what an engine consists of, byte by byte, and how it was built.
+"""manifest.json: the files of an engine with their digests, and how it was built.
 
 The file is its own canonical form (sorted keys, two spaces, one final newline) and carries the SHA-256 of that form
 without the digest field, so no byte of it can change unnoticed. That is integrity, not authenticity: whoever can write

@@ -3,7 +3,7 @@
 A stage's files are made in the private cache, under the digest of the build's inputs. A finished stage has a receipt
 with its files' hashes; the next build of the same inputs checks them and continues after that stage. The finished
 engine gets hard links to the stages' files, so weights are written once; only a cache on another file system costs a
-copy. Then the cache entry is removed, so the cache only holds what unfinished builds left. The next build drops entries
+copy. Then the cache entry is removed, so the cache only holds files of unfinished builds. The next build drops entries
 that have not been touched for a week.
 """
 

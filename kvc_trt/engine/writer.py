@@ -1,7 +1,7 @@
 """Write a directory atomically: beside its target first, made durable, then renamed.
 
 A previous directory stays until the new one is complete, and is restored if the last step fails. The next build removes
-what a killed process left beside the target, which it recognises by its name and by the missing lock.
+the directory that a killed process left beside the target, which it recognises by its name and by the missing lock.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ def clear_leftovers(target: Path) -> None:
 def place(source: HeldFile, destination: Path) -> None:
     """Hard-link a finished file to `destination`, or copy it where links are impossible (across file systems).
 
-    It is the file that is held, whatever its path leads to by now.
+    The held file is linked, even if its path leads elsewhere by now.
     """
     destination.parent.mkdir(exist_ok=True)
     descriptor = source.descriptor
     try:
-        # Linux links what a descriptor is open on if it follows this link; src_dir_fd makes Python ask for that.
+        # Linux links the descriptor's file if it follows this link; src_dir_fd makes Python ask for that.
         os.link(f"/proc/self/fd/{descriptor}", destination, src_dir_fd=descriptor, follow_symlinks=True)
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOENT):

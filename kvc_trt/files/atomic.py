@@ -17,7 +17,8 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path`, making its directory; what was there is replaced only when all of it is written.
+    """Put `content` at `path`, making its directory; an existing file is replaced only when all of the new one is
+    written.
 
     Raises UnsupportedEnvironment for a disk that is full or cannot be written.
     """
@@ -46,8 +47,8 @@ def write_new_file(path: Path, text: str, *, replace: bool) -> None:
 def write_new_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, replace: bool) -> None:
     """Write the pieces, one after the other, to `path` in an existing directory.
 
-    Raises InputError where `check_new_file` does, also for what appears at `path` meanwhile; UnsupportedEnvironment
-    for a disk that is full or cannot be written.
+    Raises InputError where `check_new_file` does, also for a file that appears at `path` meanwhile;
+    UnsupportedEnvironment for a disk that is full or cannot be written.
     """
     check_new_file(path, replace=replace)
     try:

@@ -1,4 +1,4 @@
-"""A file that is hashed, read and mapped through one descriptor, so that what was checked is what is used.
+"""A file that is hashed, read and mapped through one descriptor, so that the checked bytes are the ones used.
 
 Whoever may write to the file can still change it in place. A whole read is compared with the hash, and `steady` refuses
 a file that was written while a runtime read it; only a sealed copy in memory cannot be changed later.

@@ -1,8 +1,8 @@
 """Open the files that a user or a stranger names.
 
-Nothing else in this package opens such a file. A file is checked and used through one descriptor, so what was checked
-is what is read, and a pipe or a device never blocks: both are refused. Whoever may write a file in place can still
-change it while it is read; `docs/security.md` says what that means.
+Nothing else in this package opens such a file. A file is checked and used through one descriptor, so the checked bytes
+are the ones read, and a pipe or a device never blocks: both are refused. Whoever may write a file in place can still
+change it while it is read; `docs/security.md` explains this.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def open_input(
     """Open a regular file for reading, unbuffered; the caller closes it.
 
     `largest` is the most bytes it may have; without `follow_links` a final symbolic link is refused.
-    Raises InputError, with `hint`, for whatever cannot be opened, is not a regular file, or is larger.
+    Raises InputError, with `hint`, for a path that cannot be opened, is not a regular file, or is larger.
     """
     descriptor = _open(path, os.O_RDONLY | (0 if follow_links else os.O_NOFOLLOW), largest, hint, "read")
     return io.FileIO(descriptor, "rb", closefd=True)

@@ -1,7 +1,7 @@
 """A mapped file that was cut short ends the process with one line and exit code 3, not by a signal without a word.
 
-The system delivers SIGBUS to the thread that reads what is no longer there. Python's own handlers run after the read,
-which never ends; docs/decisions/0034-files-cut-short.md says why this handler may run Python all the same.
+The system delivers SIGBUS to the thread that reads the missing pages. Python's own handlers run after the read, which
+never ends; docs/decisions/0034-files-cut-short.md says why this handler may run Python all the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _kept: list[Any] = []
 
 
 def report_lost_files() -> None:
-    """Report files that lose what is mapped of them, from now on and in every thread of this process.
+    """Report mapped files that are cut short, from now on and in every thread of this process.
 
     For processes of our own, such as the command line and servers; elsewhere than on 64-bit Linux it does nothing.
     """

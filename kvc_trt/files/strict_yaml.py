@@ -1,9 +1,8 @@
 """YAML as a stranger may write it: plain values only, read in bounded time and memory.
 
-A value is what JSON can say: text, an integer, a finite number, true, false, null, a list, or a mapping with
-keys of text.
-Scalars without quotes mean what YAML 1.2's core schema says, so `no`, `1:30` and `2026-01-01` are text. Aliases,
-anchors and tags are refused: a few aliases can describe a value of many gigabytes.
+A value is one that JSON can express: text, an integer, a finite number, true, false, null, a list, or a mapping with
+keys of text. Scalars without quotes have the meaning of YAML 1.2's core schema, so `no`, `1:30` and `2026-01-01` are
+text. Aliases, anchors and tags are refused: a few aliases can describe a value of many gigabytes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?
 
 
 class _Refused(Exception):
-    """Says what a text holds that is not read."""
+    """Names the content of a text for which it is not read."""
 
 
 def parsed_yaml(text: str, source: str) -> Any:
@@ -44,7 +43,7 @@ def parsed_yaml(text: str, source: str) -> Any:
 
 
 def _as_json(text: str) -> Any:
-    """Read a JSON object; what is none may still be a mapping of YAML, which is written in braces too."""
+    """Read a JSON object; a text that is none may still be a YAML mapping, which is written in braces too."""
     try:
         found = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
     except (ValueError, RecursionError):
@@ -67,7 +66,7 @@ def _constant(name: str) -> float:
 
 
 def _check(value: Any) -> None:
-    """Refuse what JSON can say and this module's values cannot: half characters, 1e999, absurd nesting."""
+    """Refuse values that JSON can express and this module cannot: half characters, 1e999, absurd nesting."""
     count, level = 0, [value]
     for _ in range(DEEPEST + 1):
         count += len(level)
@@ -172,7 +171,7 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
 
 
 def _plain(text: str) -> Any:
-    """Return what a scalar without quotes means."""
+    """Return the value of a scalar without quotes."""
     if text in _NULLS:
         return None
     if text in _BOOLEANS:

@@ -1,8 +1,8 @@
 """Files and directories under construction: their names say so, and a lock says that a process still works on them.
 
-A killed process removes nothing. What it leaves stands beside its target, under a name that only this module gives, and
-its lock ended with the process; the next write to the same target removes it. Neither clocks nor process numbers
-decide: both may be those of somebody else.
+A killed process removes nothing. It leaves its file beside the target, under a name that only this module gives, and
+the file's lock ended with the process; the next write to the same target removes the file. Neither clocks nor process
+numbers decide: both may be those of somebody else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _own: set[Path] = set()
 class UnfinishedFile:
     """A new file, which has no name until it is whole; an unfinished name where the file system wants one.
 
-    A context: what `finish` has not given its target's name is gone at the end. The target's directory exists.
+    A context manager: a file that `finish` has not given the target's name is gone at the end. The target's directory
+    exists.
     """
 
     def __init__(self, target: Path) -> None:
@@ -91,9 +92,9 @@ class UnfinishedFile:
 
 @contextlib.contextmanager
 def unfinished_directory(target: Path) -> Iterator[Path]:
-    """Yield a new, locked directory beside `target`; whatever still has its name at the end is removed.
+    """Yield a new, locked directory beside `target`; it is removed at the end unless it was renamed.
 
-    Raises OSError if none can be made. What killed processes left is the caller's to clear (`abandoned`).
+    Raises OSError if none can be made. Leftovers of killed processes are the caller's to clear (`abandoned`).
     """
     with locked_directory(target, "tmp") as made:
         _own.add(made)
@@ -145,7 +146,7 @@ def remove(leftover: Path) -> None:
 
 
 def remove_own() -> None:
-    """Remove what this process has under construction, because it ends at once."""
+    """Remove this process's unfinished files, because it ends at once."""
     for path in tuple(_own):
         remove(path)
 
@@ -154,8 +155,8 @@ def remove_own() -> None:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of this user's file or directory, which ends with the process.
 
-    Raises BlockingIOError if another process holds it, FileNotFoundError for what has just gone, and PermissionError
-    for what is somebody else's or neither of both.
+    Raises BlockingIOError if another process holds it, FileNotFoundError for a path that has just gone, and
+    PermissionError for another user's file or one that is neither a regular file nor a directory.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

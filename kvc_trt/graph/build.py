@@ -113,7 +113,7 @@ def build_draft(config: ModelConfig, parameters: PolicyParameters, *, weights: G
     token INT64 [tokens,batch]; positions INT64 [batch] (of each row's first token), cache_lengths INT64 [caches,batch]
     and the state tensors as of a decode graph -> logits FLOAT [tokens,batch,vocab], and each state tensor after each of
     the tokens (`StateTensor.outputs`). An executor binds one buffer as input and as all outputs. All rows feed all
-    tokens; what was fed too much is taken back. InputError for a policy whose steps cannot be taken back.
+    tokens; tokens fed too many are taken back. InputError for a policy whose steps cannot be taken back.
     """
     check(config, parameters, weights)
     if parameters.no_drafts is not None:
@@ -196,7 +196,7 @@ def build_extend(
 
 
 def _prompt(layers: Layers, parameters: PolicyParameters) -> tuple[PromptBatch, Value]:
-    """Return what all layers need of the prompts, and the position of each token, INT64 [B,S]."""
+    """Return the values of the prompts that all layers share, and the position of each token, INT64 [B,S]."""
     emit = layers.emit
     grid = emit.Shape("input_ids")
     # Padding may extend past the rotary tables; its results are never used.
@@ -209,7 +209,7 @@ def _prompt(layers: Layers, parameters: PolicyParameters) -> tuple[PromptBatch, 
 
 
 def _turn(layers: Layers, parameters: PolicyParameters) -> tuple[TurnBatch, Value]:
-    """Return what all layers need of the turns, and the position of each token, INT64 [B,M]."""
+    """Return the values of the turns that all layers share, and the position of each token, INT64 [B,M]."""
     emit = layers.emit
     grid, length = emit.Shape("input_ids"), emit.Shape("input_ids", start=1)
     # Padding may extend past the rotary tables; its results are never used.

@@ -48,8 +48,8 @@ NO_ANGLES: Angles = {}
 class CacheGraphs:
     """Writes the nodes of the caches of an engine's layers; no two layers have a value of the same name.
 
-    With `turns`, prompts also store what a turn needs. `slice_until` is the length up to which dense layers attend to a
-    slice of the cache; None: the policy's own.
+    With `turns`, prompts also store the state that a turn needs. `slice_until` is the length up to which dense layers
+    attend to a slice of the cache; None: the policy's own.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class CacheGraphs:
         return [site for site in self.sites if site.layer == layer]
 
     def prompt(self, layer: int) -> Sequence[NodeProto]:
-        """Write what is stored of a prompt: the state, `lengths.C` [B] of each cache C, `indices.C` if it evicts."""
+        """Write the tensors stored of a prompt: the state, `lengths.C` [B] of each cache C, `indices.C` if it
+        evicts."""
 
         def write(emit: Emitter) -> None:
             lengths = "prompt_lengths"

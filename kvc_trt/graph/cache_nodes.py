@@ -1,4 +1,4 @@
-"""Write what the caches of one layer do: store a prompt, take part in a decode step, take a turn.
+"""Write the work of one layer's caches: store a prompt, take part in a decode step, take a turn.
 
 These nodes are part of an engine's graphs (`decoder.py`), and stand alone for a backend that computes the rest of a
 layer itself (`cache_graphs.py`).
@@ -46,7 +46,7 @@ class Projected:
 def store_prompt(
     emit: Emitter, config: ModelConfig, batch: PromptBatch, made: Projected, sites: Sequence[CacheSite], *, turns: bool
 ) -> None:
-    """Write the caches `sites` of a layer after a prompt; with `turns`, also what a turn needs."""
+    """Write the caches `sites` of a layer after a prompt; with `turns`, also the state that a turn needs."""
     for site in sites:
         rule = site.parameters
         prompt = PromptLayer(emit, config, rule, site.layer, site.name, batch, **vars(made)).of_heads(site.kv_heads)

@@ -21,8 +21,8 @@ def prefill_layer(
 ) -> tuple[Value, Value]:
     """Pass the residual stream [T,hidden] through one layer, which writes its caches `sites`.
 
-    With `turns` they also carry what a turn needs. Return the stream after the layer, and the one between attention
-    and feed-forward.
+    With `turns` they also carry the state that a turn needs. Return the stream after the layer, and the one between
+    attention and feed-forward.
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = read(layers, x, f"{name}.input_layernorm")
@@ -54,12 +54,13 @@ def extend_layer(layers: Layers, batch: TurnBatch, x: Value, sites: Sequence[Cac
 
 
 def read(layers: Layers, x: Value, name: str) -> Value:
-    """Return what attention or feed-forward read of the residual stream: a norm of it, or the stream itself."""
+    """Return the input of attention or feed-forward: a norm of the residual stream, or the stream itself."""
     return layers.norm(x, name) if layers.config.description.norms.reads_norm else x
 
 
 def _added(layers: Layers, update: Value, name: str) -> Value:
-    """Return what attention or feed-forward add to the residual stream, before its scale: their result or its norm."""
+    """Return the update that attention or feed-forward add to the residual stream, before its scale: their result or
+    its norm."""
     return layers.norm(update, name) if layers.config.description.norms.adds_norm else update
 
 
@@ -83,7 +84,7 @@ def _projected(layers: Layers, batch: PromptBatch, normed: Value, layer: int) ->
 def _finished(layers: Layers, x: Value, normed: Value, attended: Value, layer: int) -> tuple[Value, Value]:
     """Add attention [B,H,S,D] and the feed-forward block to the stream; return it after both, and between them.
 
-    `normed` is what attention has read of the stream."""
+    `normed` is the input of attention."""
     emit, config = layers.emit, layers.config
     flat = emit.Reshape(
         emit.Transpose(attended, perm=[0, 2, 1, 3]), [-1, config.num_attention_heads * config.head_size]
@@ -93,7 +94,7 @@ def _finished(layers: Layers, x: Value, normed: Value, attended: Value, layer: i
 
 
 def _output(layers: Layers, normed: Value, flat: Value, layer: int) -> Value:
-    """Project attention [T,H*D] back [T,hidden], times the gate that reads what attention has read."""
+    """Project attention [T,H*D] back [T,hidden], times the gate that reads the input of attention."""
     name = f"model.layers.{layer}"
     if layers.config.attention(layer).gated:
         gate = layers.linear(normed, f"{name}.{ATTENTION_GATE}")
@@ -104,9 +105,9 @@ def _output(layers: Layers, normed: Value, flat: Value, layer: int) -> Value:
 def with_update(
     layers: Layers, x: Value, normed: Value, update: Value, name: str, feed_forward: Callable[[Value, str], Value]
 ) -> tuple[Value, Value]:
-    """Add what attention or a linear layer gives [T,hidden], and the feed-forward block, to the residual stream.
+    """Add the result of attention or a linear layer [T,hidden], and the feed-forward block, to the residual stream.
 
-    `normed` is what the former has read, `feed_forward` one of the block's two forms. Return the stream after both, and
+    `normed` is the input of the former, `feed_forward` one of the block's two forms. Return the stream after both, and
     between them.
     """
     norms, before = layers.config.description.norms, x

@@ -167,7 +167,7 @@ class Layers:
         return self.linear(self._activated(self.linear(x, f"{layer}.mlp.up_proj")), f"{layer}.mlp.down_proj")
 
     def residual(self, x: Value, update: Value) -> Value:
-        """Add what attention or feed-forward gives [T,hidden] to the residual stream, times the model's scale."""
+        """Add the result of attention or feed-forward [T,hidden], times the model's scale, to the residual stream."""
         return str(self.emit.Add(x, self._scaled(update, self.config.description.residual_scale)))
 
     def head(self, x: Value) -> Value:
@@ -198,7 +198,7 @@ class Layers:
         return {SINK_LOGITS: self.tensor(f"model.layers.{layer}.{SINKS}")}
 
     def scale_queries(self, x: Value, layer: int) -> Value:
-        """Multiply queries `x` [B,S,H*D] by what a layer's attention wants beyond 1/sqrt(D)."""
+        """Multiply queries `x` [B,S,H*D] by the factor that a layer's attention has beyond 1/sqrt(D)."""
         factors = query_scale(self.config, layer)
         if factors is None:
             return x

@@ -1,6 +1,6 @@
 """Write a linear layer (Gated DeltaNet) into the prefill, the decode or the extend graph.
 
-What such a layer keeps of a row are the tensors `STATE` of its operators, which graphs read and write like a cache's.
+Such a layer keeps the tensors `STATE` of its operators for a row. Graphs read and write them like a cache's.
 """
 
 from __future__ import annotations

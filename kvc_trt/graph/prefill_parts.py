@@ -10,7 +10,7 @@
 
 The parts are cut out of an engine's own graph, node by node. But for attention, every node of a step reads one token
 at a time, and attention reads the keys and values up to its query: so a step can also run on some tokens only, a block
-of them, and gives what it gives for them in the whole prompt.
+of them, with the same results for them as in the whole prompt.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _Cut:
         )
 
     def _prepare(self) -> None:
-        """Find out about every node what it depends on; the nodes stand behind those that they read."""
+        """Find the dependencies of every node; each node comes after those that it reads."""
         self._light: list[bool] = []
         """True if the node depends on no token's value: lengths, shapes and what weights give by themselves."""
         self._of_lengths: list[bool] = []
@@ -239,7 +239,7 @@ class _Cut:
         return [self._nodes[index] for index in sorted(found, key=self._place)]
 
     def _place(self, index: int) -> tuple[bool, bool, int]:
-        """Return what orders a part's nodes: constants, which all layers share with the first one, come before all."""
+        """Return the sort key of a part's nodes: constants, which all layers share with the first one, come first."""
         return self._nodes[index].op_type != "Constant", not self._light[index], index
 
     def _is_of_positions(self, index: int, own: set[int]) -> bool:

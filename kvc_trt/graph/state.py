@@ -86,7 +86,8 @@ def by_layer(config: ModelConfig, sites: Sequence[CacheSite]) -> Iterator[tuple[
 
 
 def parts_in_step(rule: PolicyParameters) -> list[Tensor]:
-    """Return what a decode step reads and writes of a cache: keys and values first, each in the parts of its format."""
+    """Return the tensors of a cache that a decode step reads and writes: keys and values first, each in the parts of
+    its format."""
     held = (K_CACHE, V_CACHE, *rule.selection.state)
     return [part for tensor in held for part in parts_of(tensor, rule.cache_format)]
 
@@ -96,7 +97,7 @@ def with_other_turns(
 ) -> tuple[StateTensor, ...]:
     """Return the state of the engine that takes turns where that of `state` does not, or the other way round.
 
-    What turns need besides has no type of the activations.
+    The tensors that only turns need are never of the activations' type.
     """
     of_steps = {tensor.name: tensor for tensor in state if tensor.in_step}
     if len(of_steps) < len(state):

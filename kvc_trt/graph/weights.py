@@ -93,7 +93,7 @@ class Stored:
 
 
 class GraphWeights:
-    """The offsets of a weight file's tensors: what a graph needs to refer to them without reading them."""
+    """The offsets of a weight file's tensors: with them a graph refers to tensors without reading them."""
 
     def __init__(self, source: str | Path | HeldFile) -> None:
         """Read the header of the weight file. Graphs refer to the file by name and must be saved beside it."""

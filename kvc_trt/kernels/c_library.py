@@ -138,7 +138,7 @@ class CLibrary:
         return self._records("kvc_emulation_launches", EmulatedLaunch)
 
     def executions_of(self, call: Callable[[], object]) -> tuple[list[EmulatedExecutions], list[EmulatedLaunch]]:
-        """Return what the warps of one call ran, piece by piece, and its launches.
+        """Return the executions of one call's warps, piece by piece, and its launches.
 
         Pieces are counted by the library kvc_emulation_executions alone; of others there are none.
         """

@@ -39,7 +39,7 @@ ELEMENTS: Mapping[Element, torch.dtype] = {
 
 
 class CompactResult(NamedTuple):
-    """The outputs of KvcCompact: what is kept of a prompt's cache."""
+    """The outputs of KvcCompact: the part of a prompt's cache that is kept."""
 
     k_cache: Tensor
     v_cache: Tensor

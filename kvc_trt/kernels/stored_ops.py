@@ -1,8 +1,9 @@
-"""The operators over caches in a format, computed by the reference: what reads a cache reads what it gives back.
+"""The operators over caches in a format, computed by the reference: every reader of a cache sees the dequantised
+values.
 
 Each function takes an operator's inputs and attributes by name, updates state in place, and returns the new outputs.
-Attention and votes are those of `reference_ops` over float32 tables of what is read; codes are made of new tokens and
-of a prompt's survivors, and only moved afterwards.
+Attention and votes are those of `reference_ops` over float32 tables of the dequantised vectors; codes are made of new
+tokens and of a prompt's survivors, and only moved afterwards.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Given = Mapping[str, Any]
 
 
 def compact(form: CacheFormat, given: Given) -> tuple[Tensor, ...]:
-    """Keep of a prompt what exact keys vote for, and store it."""
+    """Keep the tokens of a prompt that exact keys vote for, and store them in the format."""
     exact: CompactResult = reference_ops.compute("compact", given)
     kept = StoredTables.of(exact.k_cache, exact.v_cache, form)
     return _compacted(kept, exact.cache_lengths, exact.indices, given)
 
 
 def compact_turn(form: CacheFormat, given: Given) -> tuple[Tensor, ...]:
-    """Keep of stored and new tokens what their keys vote for as they are read, and move its codes."""
+    """Keep the stored and new tokens that the dequantised keys vote for, and move their codes."""
     tables = StoredTables.named(given, form, (STORED_KEYS, STORED_VALUES))
     k, v = tables.read()
     others = _without(given, form, (STORED_KEYS, STORED_VALUES))
@@ -50,7 +51,7 @@ def append_block(form: CacheFormat, given: Given) -> None:
 
 
 def raise_bounds(form: CacheFormat, given: Given) -> None:
-    """Let the bounds of the pages in which a block's tokens are stored cover what is read of them, in place."""
+    """Raise in place the bounds of the pages in which a block's tokens are stored, to cover their dequantised keys."""
     keys = read_parts(parts_of(given["k_new"], form.keys), form.keys)
     if not given["fp8_bounds"]:
         keys = keys.to(given["k_new"].dtype)
@@ -74,7 +75,7 @@ def replace_cache(form: CacheFormat, given: Given) -> None:
 
 
 def hybrid_attention(form: CacheFormat, given: Given) -> tuple[Tensor, Tensor]:
-    """Store a token, then select and attend over what the cache gives back."""
+    """Store a token, then select and attend over the cache's dequantised vectors."""
     output, selected = _step("hybrid_attention", form, given)
     return output, selected
 
@@ -106,7 +107,8 @@ def _rotated(given: Given) -> dict[str, Any]:
 
 
 def _step(operation: str, form: CacheFormat, given: Given) -> Any:
-    """Attend by the operation over exact caches to what the caches give back, then store the new token in them."""
+    """Attend to the caches' dequantised vectors by the operation over exact caches, then store the new token in
+    them."""
     state, new = StoredTables.named(given, form), StoredTables.of(given["k_new"], given["v_new"], form)
     (keys, values), (k_new, v_new) = state.read(), new.read()
     exact = {"k_new": k_new, "v_new": v_new, "k_cache": keys, "v_cache": values}
@@ -127,7 +129,7 @@ def _without(given: Given, form: CacheFormat, tensors: tuple[Schema, Schema] | N
 
 
 def _compacted(kept: StoredTables, lengths: Tensor, indices: Tensor, given: Given) -> tuple[Tensor, ...]:
-    """Return the outputs of a compaction: parts with zeros in free slots, bounds of what they read back as, lists."""
+    """Return the outputs of a compaction: parts with zeros in free slots, bounds of their dequantised keys, lists."""
     free = indices[..., None] < 0
     cleared = kept.map(lambda part: part.masked_fill(free, 0))
     dtype: torch.dtype = given["q_window"].dtype

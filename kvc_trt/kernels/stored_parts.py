@@ -1,4 +1,4 @@
-"""The parts of stored vectors as tensors, made and read by the reference: what a cache in a format holds.
+"""The parts of stored vectors as tensors, made and read by the reference: the contents of a cache in a format.
 
 Parts are tensors [...,.]: codes INT8 (two to a byte where they have 4 bits), scales FLOAT16 or the bytes of exponents
 INT8, and minima FLOAT16 where the format has them.
@@ -76,7 +76,7 @@ class StoredTables:
         return self.keys + self.values
 
     def map(self, change: Callable[[Tensor], Tensor]) -> StoredTables:
-        """Return what `change` makes of every part: a choice or a move of tokens, never of channels."""
+        """Apply `change` to every part and return the result: a choice or a move of tokens, never of channels."""
         return replace(self, keys=tuple(map(change, self.keys)), values=tuple(map(change, self.values)))
 
     def read(self) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ class CachedVectors:
     format: VectorFormat | None = None
 
     def map(self, change: Callable[[Array], Array]) -> CachedVectors:
-        """Return what `change` makes of every part: a choice of tokens, never of channels."""
+        """Apply `change` to every part and return the result: a choice of tokens, never of channels."""
         return replace(self, parts=tuple(change(part) for part in self.parts))
 
     def codes(self) -> Array:

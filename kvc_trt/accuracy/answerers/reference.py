@@ -106,7 +106,8 @@ class ReferenceAnswerer:
         raise InputError(f"{self.parameters.policy} has no engine, and faithfulness is measured on engines")
 
     def _answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
-        """Decode all rows together. A row that is done is fed its last token again, and its further output is ignored."""
+        """Decode all rows together. A row that is done is fed its last token again, and its further output is
+        ignored."""
         import torch
 
         logits, cache = self._prefill(questions)

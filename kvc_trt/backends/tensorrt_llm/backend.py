@@ -42,7 +42,8 @@ class TensorRtLlmBackend(Backend):
 
     @override
     def probe(self) -> Probe:
-        """Check the requirements of the tensorrt backend, but accept an older TensorRT, since this one reads no graph."""
+        """Check the requirements of the tensorrt backend, but accept an older TensorRT, since this one reads no
+        graph."""
         from kvc_trt.backends.tensorrt.requirements import probe_machine
         from kvc_trt.backends.tensorrt_llm.builder_api import PACKAGES, probe
 

@@ -26,7 +26,7 @@ _NARROW, _WIDE = 80, 160
 
 
 def open_beside(given: RunArguments, engine: Engine, rows: int = 1) -> Side:
-    """Return what `--beside` names: an engine's directory, or a policy over the weights of `engine`.
+    """Return the other side that `--beside` names: an engine's directory, or a policy over the weights of `engine`.
 
     InputError for another model's engine, and for a policy that cannot be had.
     """

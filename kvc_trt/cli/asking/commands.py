@@ -29,9 +29,9 @@ class Command:
 
 
 def run_command(line: str, talk: Talk) -> bool:
-    """Run the command that a line is, and say what became of it; False if it ends the conversation.
+    """Run the command on a line and show its result; False if it ends the conversation.
 
-    An unknown one is said with the nearest, and is never a question.
+    An unknown command is reported with the nearest known one, and is never sent as a question.
     """
     name, _, argument = line.strip().partition(" ")
     argument = argument.strip()

@@ -31,7 +31,7 @@ def on_terminal() -> bool:
 
 
 def converse(engine: Engine, given: RunArguments) -> None:
-    """Answer the question of --chat, then what is typed, or line after line of standard input.
+    """Answer the question of --chat, then the questions typed, or each line of standard input.
 
     Each answer is streamed to stdout, with a line of figures on stderr; --json prints one line of JSON per answer
     instead. From a program, InputError for a question that does not fit ends the conversation.

@@ -82,7 +82,7 @@ class Talk:
                 if place < len(replies):
                     one.take_back()
                 else:
-                    one.close()  # so that all sides read what came before in the same way
+                    one.close()  # so that all sides read the earlier messages in the same way
             raise
         return replies
 

@@ -29,9 +29,10 @@ _GREETING = "/help lists the commands. Ctrl-C stops an answer; a second one, or 
 
 
 def converse_on_terminal(engine: Engine, given: RunArguments) -> None:
-    """Answer the question of --chat, then what is typed, until /exit, Ctrl-D, or Ctrl-C at an empty prompt.
+    """Answer the question of --chat, then the questions typed, until /exit, Ctrl-D, or Ctrl-C at an empty prompt.
 
-    --document is read at once, before any question. What cannot be answered is said, and the conversation goes on.
+    --document is read at once, before any question. A question that cannot be answered is reported as an error, and the
+    conversation goes on.
     """
     document = None if given.document is None else read_text(given.document)
     show(_GREETING, err=True)
@@ -72,7 +73,7 @@ class _Lines:
 
 
 def _clear_or_end(event: KeyPressEvent) -> None:
-    """Ctrl-C: drop what was typed; at an empty prompt, end."""
+    """Ctrl-C: drop the typed text; at an empty prompt, end."""
     if event.current_buffer.text:
         event.current_buffer.reset()
     else:

@@ -1,4 +1,5 @@
-"""`kvc-trt context`: store what an engine keeps of a prompt in a file, and show what such a file holds."""
+"""`kvc-trt context`: store the cache that an engine keeps of a prompt in a file, and show the contents of such a
+file."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class SaveArguments:
 
 @click.group()
 def command() -> None:
-    """Store compressed contexts, and show what a file of one holds."""
+    """Store compressed contexts in files, and show the contents of such a file."""
 
 
 @command.command(cls=cloup.Command)
@@ -80,7 +81,7 @@ def command() -> None:
 @SEALED
 @printing.json_option
 def save(**parameters: Any) -> None:
-    """Read a prompt with ENGINE and store what its caches keep.
+    """Read a prompt with ENGINE and store the compressed cache.
 
     `kvc-trt run ENGINE --context CONTEXT` goes on from there, without reading the prompt again.
     """
@@ -116,7 +117,7 @@ def _show_saved(given: SaveArguments, context: Context, seconds: float) -> None:
 @click.argument("context", type=click.Path(path_type=Path))
 @printing.json_option
 def inspect(context: Path, as_json: bool) -> None:
-    """Check every byte of the file CONTEXT and show what it holds; needs no engine."""
+    """Check every byte of the file CONTEXT and show its contents; needs no engine."""
     header, tensors = inspect_context(context)
     if as_json:
         printing.print_json({"context": str(context), "intact": True, **_as_json(header, tensors)})

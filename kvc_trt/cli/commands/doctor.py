@@ -1,4 +1,5 @@
-"""`kvc-trt doctor`: per backend, whether it works here, the versions found, and what would make it work."""
+"""`kvc-trt doctor`: for each backend, whether it works here, the versions found, and the commands that would make it
+work."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @printing.json_option
 def command(as_json: bool) -> None:
-    """Say which backends this machine can use, and what is missing. The exit code is always 0."""
+    """Show which backends this machine can use, and what the others lack. The exit code is always 0."""
     import psutil
 
     probes = probe_all()
@@ -51,7 +52,8 @@ def command(as_json: bool) -> None:
 
 
 def describe(probe: Probe) -> str:
-    """Return what was found of one backend, what it needs and the commands that help, a line each."""
+    """Return the lines on one backend: the versions found, the missing requirements, and the commands that install
+    them."""
     lines = [("found", f"{name} {version}") for name, version in probe.versions.items()]
     lines += [("needs", lack) for lack in probe.missing]
     lines += [("next", command) for command in probe.install]

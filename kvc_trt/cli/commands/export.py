@@ -73,7 +73,7 @@ def llm_api(
     """Write the YAML with which TensorRT-LLM's own RocketKV runs at this token budget.
 
     For `LLM(...)` and `trtllm-serve --config`. ENGINE_OR_CONFIG is an engine directory, or a YAML file as
-    `kvc-trt build --config` takes it. The file says what TensorRT-LLM cannot do (it needs Blackwell GPUs) and where its
+    `kvc-trt build --config` takes it. The file states TensorRT-LLM's limits (it needs Blackwell GPUs) and where its
     RocketKV differs from the policy.
     """
     found = read_source(source)

@@ -1,4 +1,4 @@
-"""`kvc-trt inspect`: checks an engine's integrity and shows what it holds; needs no GPU and no runtime."""
+"""`kvc-trt inspect`: checks an engine's integrity and shows its contents; needs no GPU and no runtime."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--layers", is_flag=True, help="Show each layer: attention, cosine and group, budget, slots, bytes.")
 @printing.json_option
 def command(engine_dir: Path, layers: bool, as_json: bool) -> None:
-    """Check every byte of ENGINE_DIR and show what it holds."""
+    """Check every byte of ENGINE_DIR and show its contents."""
     engine = open_engine(engine_dir, progress=printing.progress())
     if as_json:
         printing.print_json({**_as_json(engine), **(layers_json(engine) if layers else {})})

@@ -1,4 +1,4 @@
-"""`kvc-trt plan`: what an engine would store, read and reach, before anything is built."""
+"""`kvc-trt plan`: the memory, traffic and speed of an engine, before anything is built."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def command(as_json: bool, turns: bool, drafts: bool, kernels: bool) -> None:
 
 
 def turn_table() -> str:
-    """Return the table of docs/conversations.md: what a turn does under each policy that engines can have."""
+    """Return the table of docs/conversations.md: the effect of a turn under each policy that engines can have."""
     rows: dict[str, list[str]] = {}
     for one in describe():
         if not named(one.name).selection.oracle:
@@ -62,7 +62,8 @@ def turn_table() -> str:
 
 
 def draft_table() -> str:
-    """Return the table of docs/speculation.md: what a draft's tokens read under each policy that engines can have."""
+    """Return the table of docs/speculation.md: the tokens that a draft reads under each policy that engines can
+    have."""
     rows: dict[str, list[str]] = {}
     for one in describe():
         selection = named(one.name).selection
@@ -79,7 +80,7 @@ def draft_table() -> str:
 
 
 def kernel_table() -> str:
-    """Return the table of docs/torch.md: what has no kernel under each policy that engines can have."""
+    """Return the table of docs/torch.md: the work that has no kernel under each policy that engines can have."""
     rows: dict[str, list[str]] = {}
     for one in describe():
         if named(one.name).selection.oracle:

@@ -120,9 +120,9 @@ def command(**parameters: Any) -> None:
 
     The text goes to stdout, a summary to stderr. An answer ends with reason stop (an end token or --stop), length
     (--max-new-tokens) or capacity (the cache is full, or the engine's last position is reached). Without --temperature
-    the best token is always taken, whatever a model's generation_config.json says of sampling.
+    the best token is always taken, whatever sampling a model's generation_config.json sets.
 
-    With --chat alone, each line of standard input is a question, and its answer costs one pass over what is new of the
+    With --chat alone, each line of standard input is a question, and its answer costs one pass over the new part of the
     conversation; --json prints a line of JSON for each.
     """
     rules = take_rules(parameters)
@@ -183,7 +183,7 @@ def _answers(engine: Engine, prompts: Sequence[Any], given: RunArguments, contex
 
 
 def _compare(engine: Engine, prompts: Sequence[Any], given: RunArguments, loaded: float) -> None:
-    """Print the answers of the engine and of what --beside names."""
+    """Print the answers of the engine and of the other side that --beside names."""
     sides = [Side.of(engine), open_beside(given, engine, engine.rows_for(prompts))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BarePromptWarning)

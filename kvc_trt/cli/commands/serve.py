@@ -96,11 +96,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 def command(**parameters: Any) -> None:
     """Answer OpenAI's API (chat, completions, models) with engines.
 
-    Each ENGINE is a directory, asked for by NAME, or by the directory's own name. It says when every engine has
-    answered, and Ctrl-C ends it after the answers that have begun.
+    Each ENGINE is a directory, served as the model NAME, or under the directory's own name. The server is ready when it
+    says so, after every engine has answered once; Ctrl-C ends it after the answers in progress.
 
-    With roles, prompts are read by some processes and answered by others, of engines that are equal or differ in their
-    backend alone; what goes from one to the other is the compressed cache.
+    With roles, some processes read prompts and others answer them, with engines that are equal or differ only in their
+    backend; the compressed cache is sent from one to the other.
     """
     given = ServeArguments(**parameters)
     given.check()

@@ -83,8 +83,8 @@ def command(context: click.Context, as_json: bool) -> None:
 def write(**parameters: Any) -> None:
     """Write samples of TASK as JSON lines and print the file's SHA-256.
 
-    The same arguments give the same bytes. Each line holds a context, a question, the reference answers, and what is
-    known of the sample; the first line says what they were drawn with.
+    The same arguments give the same bytes. Each line holds a context, a question, the reference answers, and facts
+    about the sample; the first line records the task, seed, sizes, options and tokenizer.
     """
     given = WriteArguments(**parameters)
     chosen = task_named(given.task)
@@ -119,7 +119,7 @@ def write(**parameters: Any) -> None:
 )
 @printing.json_option
 def check(file: Path, tokenizer: str | None, as_json: bool) -> None:
-    """Check a file of your own questions (docs/data.md) and say what is in it.
+    """Check a file of your own questions (docs/data.md) and summarise its contents.
 
     The first line that is wrong is named. Lengths are the shortest, the median and the longest of plain prompts.
     """

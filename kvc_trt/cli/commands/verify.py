@@ -118,14 +118,14 @@ TASK_OPTIONS = cloup.option_group(
 def command(**parameters: Any) -> None:
     """Check an engine against the PyTorch reference, from single operators up to a task.
 
-    The ladder: ops (indices equal, values within the bar), codes (what caches in a format hold, bit for bit), logits
-    (teacher-forced), tokens (greedy), retrieval (accuracy, full and compressed); and two controls: dense where it fits,
-    bit for bit, and compression active where it does not. --backend torch sends all of it through the kernels of a
-    library that was compiled from plugins_cuda/, on a GPU or emulated. Exit code 1 if anything is outside the recorded
-    thresholds.
+    The ladder: ops (indices equal, values within the bar), codes (the contents of caches in a format, bit for bit),
+    logits (teacher-forced), tokens (greedy), retrieval (accuracy, full and compressed); and two controls: dense where
+    it fits, bit for bit, and compression active where it does not. --backend torch sends all of it through the kernels
+    of a library that was compiled from plugins_cuda/, on a GPU or emulated. Exit code 1 if anything is outside the
+    recorded thresholds.
 
-    --level tasks asks the tasks of `kvc-trt tasks` of ENGINE beside its dense twin, or with --model of a model under
-    many policies and token budgets; results are kept question by question, and a second run goes on where one stopped.
+    --level tasks asks ENGINE and its dense twin the tasks of `kvc-trt tasks`, or with --model a model under many
+    policies and token budgets; results are kept question by question, and a second run goes on where the first stopped.
     """
     given = VerifyArguments.of(parameters)
     if given.level != "tasks" or given.replay is not None:
@@ -166,7 +166,7 @@ def _verify(given: VerifyArguments) -> None:
 
 
 def _replay(given: VerifyArguments, proof: Path) -> None:
-    """Check a proof and say what was found; VerificationFailed, naming the first problem, if it is not true."""
+    """Check a proof and show the result; VerificationFailed, naming the first problem, if it is not true."""
     engine = given.needed_engine()
     report = Engine.open(engine, progress=printing.progress()).replay(proof)
     _hand_over(given, report.to_json(), report.as_text)
@@ -187,7 +187,7 @@ def _hand_over(given: VerifyArguments, report: dict[str, Any], as_text: Callable
 
 
 def _run_tasks(given: VerifyArguments) -> None:
-    """Measure what compression costs in answers, and report it; VerificationFailed where a bar does not hold."""
+    """Measure how many right answers compression costs, and report it; VerificationFailed where a bar does not hold."""
     from kvc_trt.accuracy.request import AccuracyRequest, measure_engine, measure_policies
 
     progress, asked = printing.progress(), given.asked
@@ -232,7 +232,7 @@ def _share(percent: float | None) -> float | None:
 
 
 def _accuracy_text(report: AccuracyReport, directory: Path) -> str:
-    """Return one table per mode and length, then what does not count, and where the files are."""
+    """Return one table per mode and length, then the results that do not count, and the places of the files."""
     tables = [_table(report, mode, length) for mode in report.modes for length in report.lengths]
     return "\n\n".join([_head(report), *tables, "\n".join([*_notes(report), f"report: {directory / 'report.html'}"])])
 

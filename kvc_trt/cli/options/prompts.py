@@ -41,7 +41,7 @@ class Prompts:
         return self.text is not None
 
     def for_engine(self, engine: Engine) -> Sequence[Any]:
-        """Return what the engine is asked: the text, or token ids; InputError for messages that it cannot take."""
+        """Return the prompts for the engine: the text, or token ids; InputError for messages that it cannot take."""
         if self.text is not None:
             return [self.text]
         return engine.chat_prompt(self.conversations) if self.conversations else self.ids
@@ -57,7 +57,7 @@ def read_prompts(
     document: Path | None,
     system: str | None,
 ) -> Prompts:
-    """Return what the options say; UsageError unless exactly one of the first five gives a prompt."""
+    """Return the prompts that the options give; UsageError unless exactly one of the first five gives a prompt."""
     if sum(source is not None for source in (text, text_file, ids_file, question, messages_file)) != 1:
         raise click.UsageError(f"give exactly one of {PROMPT_OPTIONS}")
     if system is not None and question is None and messages_file is None:
@@ -98,7 +98,7 @@ def warn_of_unknown_words(asked: Prompts, engine: Engine) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 text file; InputError says what is wrong with it."""
+    """Read a UTF-8 text file; InputError names the fault."""
     return read_text_input(path, LARGEST_PROMPT)
 
 

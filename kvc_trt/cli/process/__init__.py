@@ -1,1 +1,2 @@
-"""The command as a process: how it ends in time, what its streams and its machine may lack."""
+"""The command as a process: how it ends in time, and how it copes with broken streams and a machine out of memory or
+disk."""

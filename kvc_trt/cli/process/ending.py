@@ -2,7 +2,7 @@
 
 Python answers a signal between two of its own instructions, and the prefill of a long prompt is one instruction that
 can take a minute. So a thread hears of signals too. It gives the command some time to unwind, in which every `finally`
-removes what it had begun. If that does not end it, the thread removes what the process has under construction, and ends
+removes its unfinished files. If that does not end it, the thread removes all unfinished files of the process, and ends
 it. A server answers signals by its own event loop, which then hears of them instead.
 
 A conversation takes the first Ctrl-C as the end of an answer (`first_interrupt`).
@@ -34,14 +34,15 @@ _forgiven = threading.Event()
 
 
 def end_in_time() -> None:
-    """Answer SIGTERM by SystemExit, as Python answers Ctrl-C by KeyboardInterrupt, and end what neither ends."""
+    """Answer SIGTERM by SystemExit, as Python answers Ctrl-C by KeyboardInterrupt, and end a process that neither one
+    ends."""
     heard, told = os.pipe()
     os.set_blocking(told, False)
 
     def terminated(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError):  # the thread hears of it where an event loop hears of signals instead
             os.write(told, bytes([number]))
-        raise SystemExit(TERMINATED)  # unwinds the stack, so every `finally` removes what it had begun to write
+        raise SystemExit(TERMINATED)  # unwinds the stack, so every `finally` removes its unfinished files
 
     signal.signal(signal.SIGTERM, terminated)
     sys.unraisablehook = _report_lost
@@ -78,7 +79,7 @@ def event_loop_inside() -> Iterator[None]:
 
 
 def _report_lost(lost: UnraisableHookArgs) -> None:
-    """Print what Python prints of an exception that it has to drop, but for our own two.
+    """Print an exception that Python has to drop as Python itself does, but not our own two.
 
     A signal that comes while an object is freed raises them where nothing can catch them; the thread ends the process.
     """

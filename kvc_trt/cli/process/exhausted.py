@@ -64,7 +64,7 @@ def _require(limit: int, least: int, purpose: str) -> None:
 
 
 def exhaustion(error: BaseException) -> UnsupportedEnvironment | None:
-    """Return the user's error for one that says what could not be had; None for any other."""
+    """Return the user's error for an exception that reports exhausted memory, disk or files; None for any other."""
     for one in _with_causes(error):
         if isinstance(one, MemoryError):
             return UnsupportedEnvironment(_sentence("too little memory", str(one)), hint=_NO_MEMORY)

@@ -1,7 +1,7 @@
 """Standard streams that may be closed, or end on a full disk.
 
-What a command prints to stdout is its result: that it cannot be written is an error. What it prints to stderr is
-advice, and losing it is none.
+A command prints its result to stdout, so a failure to write it is an error. It prints advice to stderr, and losing that
+is not an error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 
 
 class _Lossy(io.FileIO):
-    """A file that drops what cannot be written."""
+    """A file that drops bytes that cannot be written."""
 
     def write(self, content: object) -> int:
-        """Write what the disk takes, and count all of it as written."""
+        """Write the bytes that the disk takes, and count all as written."""
         try:
             return super().write(content)  # type: ignore[arg-type]
         except OSError:
@@ -23,10 +23,10 @@ class _Lossy(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Keep the numbers 0 to 2 for the standard streams, and let stderr lose what cannot be written.
+    """Keep the numbers 0 to 2 for the standard streams, and let stderr drop text that cannot be written.
 
-    The first file that a process opens takes the number of a stream that its parent has closed, and what libraries
-    print would then go into that file.
+    The first file that a process opens takes the number of a stream that its parent has closed, and the output of
+    libraries would then go into that file.
     """
     for number in range(3):
         try:
@@ -41,7 +41,7 @@ def prepare_streams() -> None:
 
 
 def drop_unwritten() -> None:
-    """Write out what stdout still holds, or drop it: the interpreter would fail on it once more."""
+    """Flush stdout, or drop its buffer: the interpreter would fail on it once more."""
     try:
         sys.stdout.flush()
     except OSError:

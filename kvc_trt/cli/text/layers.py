@@ -1,4 +1,5 @@
-"""The layers of an engine, for `inspect --layers`: what SqueezeAttention's division measured, and what each one keeps.
+"""The layers of an engine, for `inspect --layers`: the measurements behind SqueezeAttention's division, and the tokens
+that each layer keeps.
 
 Groups are those of arXiv 2404.04793, algorithm 1: attention changes the residual stream much in G1 and little in G3,
 whose layers give up cache. Bytes are those of one row's whole decode state.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def describe_parameters(parameters: PolicyParameters) -> str:
-    """Return what is kept of a prompt and what a step reads."""
+    """Describe the tokens kept of a prompt and those that a step reads."""
     parts = [
         f"prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} tokens",
         *_retrieval(parameters),

@@ -1,8 +1,8 @@
 """How commands print: JSON alone on stdout, ranges of numbers; progress goes to stderr.
 
-What is printed may hold what a stranger wrote. Characters that a terminal obeys are escaped everywhere: in texts as
-`\\x1b`, in JSON as `\\u001b`. A model's answer is the product: it goes into a pipe or a file as it is, and only a
-terminal gets it with its control characters escaped.
+Printed text may quote a stranger's. Characters that a terminal obeys are escaped everywhere: in texts as `\\x1b`, in
+JSON as `\\u001b`. A model's answer is the product: it goes into a pipe or a file as it is, and only a terminal gets it
+with its control characters escaped.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _decode(result: Result) -> str:
 
 
 def _decode_memory(result: Result) -> str:
-    """Return the peak of decode steps beside the bytes of a step and its time, and what these are of the twin's."""
+    """Return the peak of decode steps beside the bytes of a step and its time, and their shares of the twin's."""
     rows = []
     for step, peak in zip(result["rows"], result["memory"]["decode"], strict=True):
         whole = step["side"] == "dense"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def report(outputs: list[Output], side: Side, load_seconds: float) -> dict[str, object]:
-    """Return what --json prints."""
+    """Return the object that --json prints."""
     timings = side.session.timings
     return {
         "outputs": [
@@ -47,7 +47,7 @@ def report(outputs: list[Output], side: Side, load_seconds: float) -> dict[str, 
 
 
 def summary(outputs: list[Output], side: Side) -> str:
-    """Summarise in one line: tokens in and out, what the cache held, how long it took."""
+    """Summarise in one line: tokens in and out, the cache's contents, and the time."""
     timings = side.session.timings
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     speed = timings.decode_tokens_per_second()
@@ -78,7 +78,7 @@ def held(outputs: list[Output], side: Side) -> str:
 
 
 def cache_of(output: Output, side: Side) -> dict[str, object]:
-    """Return what --json says of a row's caches."""
+    """Return the part of --json about a row's caches."""
     return {
         "logical": output.logical_length,
         "physical": list(output.physical_lengths),
@@ -88,7 +88,7 @@ def cache_of(output: Output, side: Side) -> dict[str, object]:
 
 
 def logprobs_of(output: Output) -> dict[str, object]:
-    """Return what --json says of the log-probabilities of an answer's tokens: nothing unless they were asked for."""
+    """Return the part of --json about the log-probabilities of an answer's tokens: empty unless they were asked for."""
     if output.logprobs is None:
         return {}
     tokens = [

@@ -45,8 +45,8 @@ def calibrated(
 ) -> ResolvedBuild:
     """Return `resolved` with its layer budgets, measured on the reference unless they are already recorded.
 
-    Recorded cosines without budgets are divided anew. `known` holds what was measured of the same model, and gets what
-    is measured now. Raises InputError for layer budgets without prompts to measure on, for prompts without layer
+    Recorded cosines without budgets are divided anew. `known` holds earlier measurements of the same model, and
+    receives the new ones. Raises InputError for layer budgets without prompts to measure on, for prompts without layer
     budgets, and for cosines of another number of layers.
     """
     config = resolved.config

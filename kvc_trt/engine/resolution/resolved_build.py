@@ -66,10 +66,10 @@ def compute_dtype(weights: str) -> str:
 
 
 def recommended(config: BuildConfig, choice: ModelChoice) -> Recommendation | None:
-    """Return what the model's preset recommends to a build that names neither policy nor token budget; None elsewhere.
+    """Return the model preset's recommendation for a build that names neither policy nor token budget; None for others.
 
-    What was measured is one budget, which another one may be too small for: it has to hold the answer too. And it was
-    measured with questions of one prompt, so a build for conversations takes no recommendation.
+    The recommendation was measured at one token budget; another budget may be too small for it, since it has to hold
+    the answer too. It was measured with questions of one prompt, so a build for conversations takes none.
     """
     named = "policy" in config.model_fields_set or config.token_budget is not None
     return None if named or config.max_conversation_len is not None else choice.recommended

@@ -23,7 +23,7 @@ _PRODUCTS = ("Gemm", "KvcLinear", "KvcQuantisedLinear")
 
 
 def fuse(model: ModelProto, native: Collection[str]) -> None:
-    """Replace what `native` has an operator for; values that are outputs of the graph stay."""
+    """Replace the patterns that have an operator in `native`; values that are outputs of the graph stay."""
     if not set(FUSED).intersection(native):
         return
     for find in (_gated, _added_norm, _rotated_heads):
@@ -43,7 +43,7 @@ class _Match:
 
 
 class _Nodes:
-    """The nodes of a graph by what they write."""
+    """The nodes of a graph by their outputs."""
 
     def __init__(self, graph: GraphProto) -> None:
         self._graph = graph

@@ -32,7 +32,7 @@ def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:
     """Return a pruned copy without the bodies of those operators that are `native_in` the graph.
 
     A native operator takes its outputs by place, so its calls keep them all; optional ones that nothing reads lose
-    their name, and are not computed. What lies between products is native where an operator stands for it.
+    their name, and are not computed. The operations between products are native where an operator covers them.
     """
     computed = native_in(model.graph.node, native)
     kept = prune(model, except_for=computed)

@@ -14,7 +14,7 @@ from kvc_trt.operators import KVC_DOMAIN
 
 
 def prune(model: ModelProto, *, except_for: Collection[str] = ()) -> ModelProto:
-    """Return a copy of `model` whose functions return only what some call uses; results are bit-identical.
+    """Return a copy of `model` whose functions return only outputs that some call uses; results are bit-identical.
 
     Functions named in `except_for` stay as they are.
     """

@@ -131,7 +131,8 @@ class Buffers:
         return {"input_ids": base, "prompt_lengths": base + lengths_at}
 
     def queue_turn_in(self, tokens: Array, position: int, cache_lengths: Array) -> dict[str, int]:
-        """Copy a row's new tokens [M] and the cache lengths before them [caches] to the device; returns the addresses."""
+        """Copy a row's new tokens [M] and the cache lengths before them [caches] to the device; returns the
+        addresses."""
         assert self._turn is not None, "an engine without turns"
         *places, _ = turn_offsets(self.sizes.turn_tokens, self._caches)
         parts = tokens, np.array([len(tokens)]), np.array([position]), cache_lengths

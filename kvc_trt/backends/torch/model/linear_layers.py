@@ -86,7 +86,8 @@ def take_tokens(weights: Layer, part: Linear, inputs: LinearInputs, state: Linea
 
 
 def gated_output(weights: Layer, part: Linear, read: Tensor, x: Tensor, epsilon: float) -> Tensor:
-    """Return the layer's output [N,hidden] from the values that it read from memory [N,H*Dv] and the normed stream x."""
+    """Return the layer's output [N,hidden] from the values that it read from memory [N,H*Dv] and the normed stream
+    x."""
     rows = read.view(len(read), part.value_heads, part.value_size)
     normed = functional.rms_norm(rows, (part.value_size,), weights[LINEAR_NORM], epsilon)
     gate = functional.silu(linear(weights, LINEAR_GATE, x))

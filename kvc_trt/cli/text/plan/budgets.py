@@ -106,7 +106,8 @@ def _budget(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _unfitting(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each policy that does not fit, with what its smallest engine takes by format, or why not."""
+    """Yield a line for each policy that does not fit, with the bytes of its smallest engine by format, or why it has
+    none."""
     short: dict[str, list[str]] = {}
     for entry in entries:
         if "least_needed_bytes" in entry:

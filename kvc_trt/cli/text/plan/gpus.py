@@ -1,4 +1,4 @@
-"""Text of a plan on GPUs: memory, what fits, floors, requests per second, prefill and decode apart."""
+"""Text of a plan on GPUs: memory, rows that fit, floors, requests per second, prefill and decode apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIDES = (("full", "full cache"), ("compressed", "this policy"))
 
 
 def sections(plan: Plan) -> list[Callable[[Plan], str]]:
-    """Return what writes the sections that this plan has; one gives nothing where there is nothing to say."""
+    """Return the functions that write this plan's sections; one returns an empty text if its section has no content."""
     kinds = (("tensor_parallel", _ranks), ("device_memory", _device), ("host_memory", _host))
     memory = [one for name, one in kinds if name in plan]
     asked = [one for name, one in (("mix", _mix), ("disaggregation", _disaggregation)) if name in plan]
@@ -78,7 +78,7 @@ def _gpus(plan: Plan) -> str:
 
 
 def _too_small(plan: Plan) -> Iterator[str]:
-    """Yield a line for each GPU that does not hold the engine, with what does."""
+    """Yield a line for each GPU that does not hold the engine, with a configuration that does."""
     for gpu in plan["gpus"]:
         if not gpu["holds_the_engine"]:
             use = gpu["use"] or "take narrower --weights, a shorter --max-input-len, or more memory"

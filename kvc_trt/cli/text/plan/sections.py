@@ -1,4 +1,4 @@
-"""Text of a plan: what an engine stores and reads, and then what GPUs make of it."""
+"""Text of a plan: the bytes that an engine stores and reads, then its figures on GPUs."""
 
 from __future__ import annotations
 
