@@ -2,9 +2,9 @@
 Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution", arXiv 2510.00636).
 
 The prompt's queries, before their rotary embedding, have a mean and a covariance; turned to the positions that follow
-the prompt, these say in closed form what attention each key will receive. The question takes no part, so a prompt can
-be compressed before anybody knows what will be asked. `expected-attention` then attends densely to what is left,
-`expected-attention-hybrid` reads the best of it as RocketKV does, and keeps as much of a prompt as RocketKV.
+the prompt, these give in closed form the attention that each key will receive. The question takes no part, so a prompt
+can be compressed before anybody knows what will be asked. `expected-attention` then attends densely to the kept tokens,
+`expected-attention-hybrid` reads the best of them as RocketKV does, and keeps as much of a prompt as RocketKV.
 
 After a turn of a conversation, stored and new tokens are ranked like a prompt, by the queries expected after it: their
 mean and covariance are those of the turn's own queries, since earlier ones are not stored. The first tokens of the
@@ -98,8 +98,8 @@ def expected_scores(mean: Float64, covariance: Float64, keys: Float64, values: F
     The exponent mu.k / sqrt(D) + k.Sigma.k / 2D is an expectation over queries of length sqrt(|mu|^2 + tr Sigma). With
     a = that length times |k| / sqrt(D), and b = sqrt(k.Sigma.k / D), it moves by 2^-21 a (1 + b).
 
-    The mean weight is multiplied by the value's length, and so is what underflow has taken from it; where the value is
-    short, the product itself may be lost.
+    The mean weight is multiplied by the value's length, and so is the part that underflow has taken from it; where the
+    value is short, the product itself may be lost.
     """
     size = keys.shape[1]
     spread = np.maximum(np.einsum("nd,gde,ne->gn", keys, covariance, keys), 0) / size
@@ -110,7 +110,7 @@ def expected_scores(mean: Float64, covariance: Float64, keys: Float64, values: F
     lengths = np.sqrt((mean**2).sum(-1) + np.trace(covariance, axis1=1, axis2=2))
     reach = lengths[:, None] * np.linalg.norm(keys, axis=-1) / np.sqrt(size)
     moves = off(slack) * (1 + reach * (1 + np.sqrt(spread)))
-    moves += (attention * moves).sum(-1, keepdims=True)  # what all are divided by moves too
+    moves += (attention * moves).sum(-1, keepdims=True)  # the divisor of all weights moves too
     moves = np.minimum(moves, LARGEST_EXPONENT)
 
     length = np.linalg.norm(values, axis=-1)

@@ -5,7 +5,7 @@ Every cache entry carries the attention probability it has received so far from 
 answer. Half of the budget is for the last tokens, the other half for the largest sums. A step attends to everything
 cached, the new token included, adds its probabilities, and drops one token once the budget is exceeded.
 
-A turn of a conversation attends exactly to everything stored and to itself, and adds what its queries attend to; then
+A turn of a conversation attends exactly to everything stored and to itself, and adds the attention of its queries; then
 the same shares of stored and new tokens stay. Steps would have dropped tokens on the way, so M tokens at once are not M
 steps.
 
@@ -207,7 +207,7 @@ class HeavyHitters(DropWorstBesideRecent):
 
     @override
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-        """Run a step with a free slot in every row; positions show what stays."""
+        """Run a step with a free slot in every row; positions show the kept tokens."""
         import torch
 
         stored = np.minimum(case.cache_lengths, rule.capacity - 1)

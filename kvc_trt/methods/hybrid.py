@@ -66,7 +66,8 @@ class ChannelChoice:
 class PageScores(Magnitude):
     """Exact scores of pages: `token_weight` [pages] is the score of every token of a page.
 
-    `magnitude` is M of the tolerance 2^-20 (1+M), `underflow` is what a score may lose below float32's normal range."""
+    `magnitude` is M of the tolerance 2^-20 (1+M), `underflow` is the most that a score may lose below float32's normal
+    range."""
 
     token_weight: Float64
     magnitude: float
@@ -119,7 +120,7 @@ class ByPages(StepRanking):
         page's bound on the channels. With e and f for how far q and a key are off, the score's logarithm moves as s(p)
         does against the mean of all s, weighted by the attention A(j) that each page j has:
 
-        - by the query: e |slope in q of s(p) - sum of A(j) s(j)|. What all pages share cancels out here;
+        - by the query: e |slope in q of s(p) - sum of A(j) s(j)|. A part that all pages share cancels out here;
         - by the keys: U(p) + sum of A(j) U(j), with U = |q / T on the channels| sqrt(sum of f^2 over the page's keys):
           a maximum moves on each channel by no more than some key of the page does. Bounds in fp8 may move by a step of
           fp8: U is then the sum over the channels of |q / T| times how far the rounded bound moves (`steps_of_bounds`);
@@ -155,7 +156,7 @@ class ByPages(StepRanking):
         return BoundedScores(*(np.repeat(table, self.page_size)[: len(keys)] for table in tables))
 
     def _breaks_page_order(self, step: Step, chosen: ChosenList) -> str | None:
-        """Return what no scores explain.
+        """Return the fault in the order of a list that no scores explain; None if there is none.
 
         The last `recent` tokens are read. A page's other tokens share a score: the lowest are read, of one page a part.
         """

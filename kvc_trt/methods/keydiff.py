@@ -1,8 +1,8 @@
 """KeyDiff: keep the prompt tokens whose keys differ most from the mean direction ("KeyDiff: Key Similarity-Based
 KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained Environments", arXiv 2504.15364, section 3).
 
-Queries are not used, so it does not matter which question follows. A step attends densely to what is kept. After a turn
-of a conversation, stored and new tokens are ranked like a prompt; generated tokens compete.
+Queries are not used, so it does not matter which question follows. A step attends densely to the kept tokens. After a
+turn of a conversation, stored and new tokens are ranked like a prompt; generated tokens compete.
 
 Shapes: token budget - new tokens of a prompt per KV head, and room for the new ones. Deviations: a prompt is ranked
 once as a whole (the paper reads it in blocks and evicts after each of them), and all tokens of the answer are kept.
@@ -48,7 +48,7 @@ class ByDirection(PromptRanking):
     def scores(self, keys: Float64, slack: float) -> BoundedScores:
         """Score how far each key [n, D] of one KV head points away from the mean direction of all of them.
 
-        A unit vector is off by twice what its key is, and so is the mean of all of them.
+        A unit vector is off by twice as much as its key, and so is the mean of all of them.
         """
         units = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), _SHORTEST)
         anchor = units.mean(0)

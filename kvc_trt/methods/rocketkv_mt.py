@@ -2,16 +2,16 @@
 
 "RocketKV: Accelerating Long-Context LLM Inference via Two-Stage KV Cache Compression", arXiv 2502.14051, second
 version. Stage 1 runs after the prompt and after every turn, with a window of 128 queries, over all tokens of the
-conversation; what it admits is copied into RocketKV's own cache, from which stage 2 selects until the next turn. Tokens
-of the answer are admitted as they come. So a later question is answered from everything, and only traffic is saved,
-not memory.
+conversation; the tokens that it admits are copied into RocketKV's own cache, from which stage 2 selects until the next
+turn. Tokens of the answer are admitted as they come. So a later question is answered from everything, and only traffic
+is saved, not memory.
 
 Shapes: RocketKV's cache [B,G,C,D], and beside it keys and values of every token [B,G,S,D] by position. A turn of a
 conversation attends exactly to all of these.
 
 Deviations: that the whole cache is kept, the window of 128 and the choice per turn are published. It could not be
 confirmed whether answers of earlier turns compete (here they do), whether only the turn's own queries vote (here they
-do), and how the released code stores what is admitted (here it is copied, so that pages are those of the admitted
+do), and how the released code stores admitted tokens (here they are copied, so that pages are those of the admitted
 tokens).
 """
 
@@ -54,7 +54,8 @@ WHOLE = (
 
 
 class AdmittedAnew(PromptEviction):
-    """Keep every token beside the cache that steps read, and admit to that what the last queries attend to."""
+    """Keep every token beside the cache that steps read, and admit to that cache the tokens that the last queries
+    attend to."""
 
     name = "admitted-per-turn"
     any_softmax = True
@@ -74,12 +75,12 @@ class AdmittedAnew(PromptEviction):
         self, observed: Any, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor,
         rule: Constants,
     ) -> Compacted:  # fmt: skip
-        """Admit what SnapKV++ keeps of a prompt."""
+        """Admit the tokens that SnapKV++ keeps of a prompt."""
         return OBSERVED_ATTENTION.compact(observed, keys, values, prompt_lengths, rule)
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write what SnapKV++ keeps, and the whole prompt beside it."""
+        """Write the tokens that SnapKV++ keeps, and the whole prompt beside them."""
         OBSERVED_ATTENTION.store(prompt, bounds=bounds)
         slots = prompt.rule.max_sequence_len
         if prompt.rule.cache_format.keys is not None:
@@ -89,7 +90,7 @@ class AdmittedAnew(PromptEviction):
 
     @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        """Admit what SnapKV++ keeps of every token of the conversation."""
+        """Admit the tokens that SnapKV++ keeps of the whole conversation."""
         return OBSERVED_ATTENTION.compact_turn(turn, rule)
 
     @override

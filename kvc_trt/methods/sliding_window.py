@@ -1,7 +1,7 @@
 """Sliding window: the last `token_budget` tokens and nothing else; StreamingLLM without sinks (arXiv 2309.17453,
 where it is the baseline "window attention").
 
-Here is also what is kept of layers that a model lets slide (`LayerWindow`), under whatever policy.
+Also the eviction of layers that a model lets slide (`LayerWindow`), under any policy.
 
 After a turn of a conversation, the last tokens of stored and new ones stay.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class LayerWindow(FirstAndLast):
-    """Keep the window of a layer that the model lets slide; a turn's tokens see what the model lets them see."""
+    """Keep the window of a layer that the model lets slide; a turn's tokens see the same window as in the model."""
 
     name = "layer-window"
     slides = True

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class ObservedPerQueryHead(PromptEviction):
-    """Keep what the last queries attend to most, with one list and one cache per query head."""
+    """Keep the tokens that the last queries attend to most, with one list and one cache per query head."""
 
     name = "snapkv"
     any_softmax = True

@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 class WindowScores(Magnitude):
     """Exact votes for the tokens before the window: each one's own `summed` [n-W], and `pooled` [n-W] over neighbours.
 
-    `magnitude` is M of the tolerance 2^-20 (1+M), `underflow` is what a score may lose below float32's normal range, in
-    whatever executor."""
+    `magnitude` is M of the tolerance 2^-20 (1+M), `underflow` is the most that a score may lose below float32's normal
+    range, in any executor."""
 
     summed: Float64
     pooled: Float64
@@ -123,7 +123,7 @@ class ByWindow(PromptRanking):
         contenders = {int(j): _contenders(scores, int(j), tolerance, kernel) for j in (*extra, *missing)}
         for kept in extra:
             for dropped in missing:
-                # Whatever rounding does, the dropped one scores at least as high and comes first.
+                # Under any rounding, the dropped one scores at least as high and comes first.
                 if dropped < kept and contenders[int(kept)] <= contenders[int(dropped)]:
                     return f"kept {kept} instead of {dropped}: an exact tie, and the lower index wins"
         return None
@@ -177,7 +177,7 @@ def _pooled(values: Float64, kernel: int, kind: PoolKind) -> Float64:
 
 
 class ObservedAttention(ScoredEviction):
-    """Keep what the last queries attend to most, one list per KV head."""
+    """Keep the tokens that the last queries attend to most, one list per KV head."""
 
     name = "snapkv++"
     any_softmax = True
@@ -209,7 +209,8 @@ class ObservedAttention(ScoredEviction):
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write KvcCompact; if budgets are set per prompt, keep what a layer may get with its ranks for `trim`."""
+        """Write KvcCompact; if budgets are set per prompt, keep the most that a layer may get, with ranks for
+        `trim`."""
         if prompt.rule.squeeze_share is None:
             prompt.compact(self.operators_of(prompt.rule)[0], bounds=bounds)
         else:
@@ -281,7 +282,8 @@ def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> 
 
 
 def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
-    """Run KvcCompactTurn: each row must keep what KvcCompact keeps of stored and new tokens by the row's own window."""
+    """Run KvcCompactTurn: each row must keep the same of stored and new tokens as KvcCompact does by the row's own
+    window."""
     both = case.joined(rule.window)
     votes = np.minimum(case.lengths, both.q_window.shape[2])
     budgets = np.array([rule.kept_after(count) for count in both.prompt_lengths.tolist()])
@@ -324,7 +326,8 @@ def _kept(case: PromptCase, rule: Constants, budget: int | Array, indices: Array
 
 
 def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-    """Run KvcCompactRanked: the lowest ranks must be what `reference.compact` keeps to any smaller budget."""
+    """Run KvcCompactRanked: the lowest ranks must be the tokens that `reference.compact` keeps at any smaller
+    budget."""
     k_kept, v_kept, kept, ranks = operator.run(**case.inputs())
     each_once = np.sort(ranks, axis=-1), np.broadcast_to(np.arange(ranks.shape[2]), ranks.shape)
     found = Found(moved=(*zip((k_kept, v_kept), case.kept(kept), strict=True), each_once))

@@ -77,7 +77,7 @@ class ByChannels(StepRanking):
         return used
 
     def _explained(self, step: Step, chosen: ChosenList, slack: float) -> tuple[Int64 | None, str | None]:
-        """Return the first channels that explain a list, or what is wrong under the exact ones."""
+        """Return the first channels that explain a list, or the problem under the exact ones."""
         query, keys = step.queries_of(chosen), step.keys_of(chosen)
         first_problem: str | None = None
         for channels in possible_channels(query, self.top_r, slack):
@@ -180,7 +180,7 @@ class LargestChannels(DecodeSelection):
         self, attended: Tensor, query: Tensor, cache: LayerCache, selected: Tensor, rule: Constants,
         scored_by: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """Give the mean value what unread tokens would get; `scored_by` are the channels, if others than usual."""
+        """Give the mean value the weight of unread tokens; `scored_by` are the channels, if others than usual."""
         from kvc_trt.reference.methods.sparq import channels_of, reallocated
 
         if not rule.reallocate:

@@ -160,7 +160,7 @@ class FirstAndLastByRow(TrimmedByRow, FirstAndLast):
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write what is kept with scores that rank the first tokens highest, since the last ones always stay."""
+        """Write the kept tokens with scores that rank the first ones highest, since the last ones always stay."""
 
         def named(tensors: Sequence[str]) -> list[str]:
             return [kept_name(_NAMES.get(tensor, tensor), prompt.name) for tensor in tensors]

@@ -83,7 +83,7 @@ class LastQuery(BestBesideRecent):
 
     @override
     def weighed(self, case: PromptCase, rule: Constants) -> list[AttendedEntries]:
-        """Return what the last query attends to, for all KV heads together."""
+        """Return the entries weighed by the last query, for all KV heads together."""
         return [
             AttendedEntries(case.q_window[row, :, -1:], case.k[row, :, :n], rule.recent, of_layer=True)
             for row, n in enumerate(case.prompt_lengths)
@@ -100,7 +100,7 @@ class LastQuery(BestBesideRecent):
 
 
 class LastQueryByRow(BestBesideRecentByRow, LastQuery):
-    """Keep what the last query attends to, of as many tokens as a layer may get, then of each row's budget."""
+    """Keep the tokens that the last query attends to most: first as many as a layer may get, then each row's budget."""
 
     name = "tova-by-row"
     operators = (COMPACT_TOVA_SCORED,)
@@ -145,7 +145,7 @@ class LeastAttended(DropWorstBesideRecent):
 
     @override
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-        """Run a step with a free slot in every row; positions show what stays.
+        """Run a step with a free slot in every row; positions show the kept tokens.
 
         The reference runs in float64 and in float32; where these differ, rounding decides."""
         import torch

@@ -323,8 +323,8 @@ def longest_sequence(config: ModelConfig) -> int:
 def check_length(config: ModelConfig, max_sequence_len: int, max_output_len: int = 0) -> None:
     """Raise `InputError` where a sequence (prompt and answer) is longer than the model was made for.
 
-    Beyond a sliding window the whole sequence is refused: a compressed cache of every token is not what such a model
-    computes. `max_position_embeddings` (after rotary scaling, as config.json states it) limits the prompt; the last
+    Beyond a sliding window the whole sequence is refused: such a model does not attend to a compressed cache of every
+    token. `max_position_embeddings` (after rotary scaling, as config.json states it) limits the prompt; the last
     `max_output_len` tokens may run past it, as they may in `transformers`.
     """
     longest_prompt = max_sequence_len - max_output_len

@@ -1,7 +1,7 @@
-"""A family of decoders: what its config.json and its weights say of the parts of `Description`.
+"""A family of decoders: how its config.json and its weights give the parts of `Description`.
 
-A family is one file in `kvc_trt/models/families`, found by what it defines. Its `Fields` name every field of
-config.json that changes what the model computes; those that do not are listed as harmless, and a test walks the
+A family is one file in `kvc_trt/models/families`, found by the `Family` that it defines. Its `Fields` name every field
+of config.json that changes what the model computes; those that do not are listed as harmless, and a test walks the
 configuration classes of `transformers` for others.
 """
 

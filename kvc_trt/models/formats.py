@@ -26,12 +26,13 @@ GGUF_SUFFIX = ".gguf"
 
 
 def is_path(model: str) -> bool:
-    """True if `--model` is a path: one that exists, or what is neither a preset's name nor a repository of the Hub."""
+    """True if `--model` is a path: one that exists, or a name that can be neither a preset nor a repository of the
+    Hub."""
     return os.path.exists(model) or model.endswith(GGUF_SUFFIX) or (os.sep in model and not is_repository(model))
 
 
 def is_file(path: Path) -> bool:
-    """True if the checkpoint is a GGUF file: what is there decides, and the suffix where nothing is."""
+    """True if the checkpoint is a GGUF file: the path's own kind decides, or its suffix if nothing exists there."""
     return os.path.isfile(path) or (path.suffix == GGUF_SUFFIX and not os.path.isdir(path))
 
 

@@ -39,10 +39,11 @@ def inverse_frequencies(config: ModelConfig, longest: int, own_base: float | Non
 
 
 def query_scale(config: ModelConfig, layer: int) -> Float32Array | None:
-    """Return what a layer's queries are multiplied by before they rotate, float32 [head_size]; None for nothing.
+    """Return the factors of a layer's queries before they rotate, float32 [head_size]; None if all are 1.
 
-    Attention divides by sqrt(head_size): another scale is in the query, where whatever reads queries sees it, votes and
-    page scores included. So is the square of YaRN's or LongRoPE's factor of cosines and sines, in channels that rotate.
+    Attention divides by sqrt(head_size): another scale is put into the query, where every reader of queries sees it,
+    votes and page scores included. So is the square of YaRN's or LongRoPE's factor of cosines and sines, in channels
+    that rotate.
     """
     size, own, attention = config.head_size, config.description.attention_scale, config.attention(layer)
     factors = np.full(size, 1.0 if own is None else own * math.sqrt(size))
@@ -54,7 +55,8 @@ def query_scale(config: ModelConfig, layer: int) -> Float32Array | None:
 
 
 def rotary_choice(config: ModelConfig, longest: int) -> str | None:
-    """Return one line on what an engine's longest sequence decides for all of its prompts; None for nothing."""
+    """Return one line on the rotary factors that an engine's longest sequence decides for all prompts; None without a
+    choice."""
     scaling = config.rotary_scaling
     if not isinstance(scaling, LongRope):
         return None

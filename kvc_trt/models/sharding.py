@@ -173,7 +173,7 @@ def shards(model: ModelConfig, ranks: int) -> tuple[Shard, ...]:
 
 
 def describe_shards(model: ModelConfig, ranks: int) -> str:
-    """Return one line on what each rank holds, and which KV heads are held several times."""
+    """Return one line on the part that each rank holds, and the KV heads that are held several times."""
     first = shards(model, ranks)[0]
     kv_heads, group = model.num_key_value_heads, model.group_size
     each = f"{len(first.output_heads)} of {model.num_attention_heads} query heads"
@@ -209,7 +209,7 @@ def _problem(model: ModelConfig, ranks: int) -> str | None:
 
 
 def _inner_channels(model: ModelConfig) -> list[tuple[int, str]]:
-    """Return the numbers of channels between the matrices of feed-forward blocks, and what they are channels of."""
+    """Return the numbers of channels between the matrices of feed-forward blocks, each with its name."""
     experts, found = model.description.experts, []
     if experts is None or experts.dense_layers:
         found.append((model.intermediate_size, "channels of the feed-forward block"))

@@ -211,7 +211,8 @@ def count_parameters(config: ModelConfig) -> int:
 def check_weights(config: ModelConfig, source: WeightSource) -> None:
     """Raise `InputError` unless the source holds exactly the decoder's tensors, in their shapes, as floats.
 
-    Copies of what the configuration already says (rotary tables, the head of a tied embedding) are ignored.
+    Tensors that follow from the configuration or repeat others (rotary tables, the head of a tied embedding) are
+    ignored.
     """
     expected, found = expected_tensors(config), set(source.names())
     missing = [name for name in expected if name not in found]

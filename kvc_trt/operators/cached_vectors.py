@@ -1,6 +1,6 @@
-"""Keys or values of a cache as arrays: the vectors themselves, or the parts of a format, and what is read of them.
+"""Keys or values of a cache as arrays: the vectors themselves, or the parts of a format, and how they are read back.
 
-The bits are those of `reference/stored.py`; here they are made without PyTorch, for what moves or edits state.
+The bits are those of `reference/stored.py`; here they are made without PyTorch, for code that moves or edits state.
 """
 
 from __future__ import annotations

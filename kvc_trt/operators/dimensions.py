@@ -86,7 +86,7 @@ COMMON_FORMULAS: Mapping[str, str] = {
 
 
 def page_multiple(bound_bytes: int) -> int:
-    """Return what P is a multiple of: rows of 16-bit and 8-bit bounds start at a multiple of 16 bytes."""
+    """Return the number of which P is a multiple: rows of 16-bit and 8-bit bounds start at a multiple of 16 bytes."""
     return {1: 16, 2: 8}.get(bound_bytes, 1)
 
 

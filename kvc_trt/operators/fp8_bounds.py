@@ -1,6 +1,6 @@
 """Page bounds in 8 bits: fp8 E5M2, rounded up, kept as the INT8 that has its bits.
 
-A bound may promise more than the keys of a page hold, but never less. What is stored are maxima, of K and of -K, so
+A bound may promise more than the keys of a page hold, but never less. The stored bounds are maxima, of K and of -K, so
 both are rounded up. E5M2 is the upper half of an fp16: it needs no scale, and a kernel widens it by a shift.
 
 A number beyond the largest finite one, 57,344, is stored as that one, and so is a NaN: infinities and NaN never occur.

@@ -48,7 +48,7 @@ def interface() -> int:
 
 @dataclass(frozen=True)
 class Variant:
-    """An operator for calls with some attributes: what a native operator has to have of its own."""
+    """An operator for calls with some attributes, which need a native operator of their own."""
 
     name: str
     operator: Operator

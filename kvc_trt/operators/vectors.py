@@ -25,7 +25,7 @@ class Vectors:
     format: VectorFormat | None = None
 
     def map(self, change: Callable[[Value], Value]) -> Vectors:
-        """Return what `change` makes of every part: a choice or a move of tokens, never of channels."""
+        """Apply `change` to every part and return the result: a choice or a move of tokens, never of channels."""
         return replace(self, parts=tuple(change(part) for part in self.parts))
 
     def widths(self, head_size: int) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class Vectors:
         return write_read(emit, self.parts, self.format)
 
     def stored(self, emit: Emitter, form: VectorFormat | None) -> Vectors:
-        """Return exact vectors in a format; what has one stays as it is."""
+        """Return exact vectors in a format; vectors that have one stay as they are."""
         if form is None or self.format is not None:
             return self
         return Vectors(write_stored(emit, float32(emit, self.parts[0]), form), form)
@@ -93,7 +93,7 @@ class Tables:
         return self.keys.parts + self.values.parts
 
     def map(self, change: Callable[[Value], Value]) -> Tables:
-        """Return what `change` makes of every part."""
+        """Apply `change` to every part and return the result."""
         return Tables(self.keys.map(change), self.values.map(change))
 
     def of(self, parts: Sequence[Value]) -> Tables:
@@ -106,7 +106,7 @@ class Tables:
         return Tables(keys, values)
 
     def with_new(self, new: Tables, put: Callable[[Value, Value], Value]) -> Tables:
-        """Return what `put` makes of every part and of the same part of `new` tokens."""
+        """Apply `put` to every part and the same part of the `new` tokens, and return the results."""
         return self.of([put(part, other) for part, other in zip(self.parts, new.parts, strict=True)])
 
     def first(self, emit: Emitter, count: Value) -> Tables:
@@ -123,7 +123,7 @@ class Tables:
         return self.keys.read(emit), self.values.read(emit)
 
     def stored(self, emit: Emitter, layout: Layout) -> Tables:
-        """Return exact tables of many tokens in the engine's format; what has a format stays as it is.
+        """Return exact tables of many tokens in the engine's format; tables that have a format stay as they are.
 
         One KV head at a time: storing computes several tables of the size of its input on the way, which take memory,
         and several times as long if they are larger than a processor's caches.
@@ -140,7 +140,8 @@ class Tables:
         return made[0].of([str(emit.Transpose(part, perm=[1, 0, 2, 3])) for part in by_head])
 
     def stored_at_once(self, emit: Emitter, layout: Layout) -> Tables:
-        """Return exact tables [...,D] of few tokens in the engine's format; what has a format stays as it is."""
+        """Return exact tables [...,D] of few tokens in the engine's format; tables that have a format stay as they
+        are."""
         form = layout.cache_format
         return Tables(self.keys.stored(emit, form.keys), self.values.stored(emit, form.values))
 

@@ -19,7 +19,7 @@ STEPS = 8
 
 @dataclass(frozen=True)
 class DecodePeak:
-    """Peak memory of decode steps above rest: caches and what a step works in, without the weights."""
+    """Peak memory of decode steps above rest: caches and the working memory of a step, without the weights."""
 
     bytes: int
     how: str

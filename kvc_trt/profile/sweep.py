@@ -120,7 +120,7 @@ class SweepRow:
 
 @dataclass
 class Sweep:
-    """All measurements, and what was left out and why."""
+    """All measurements, and those left out with the reasons."""
 
     rows: list[SweepRow] = field(default_factory=list)
     operators: list[StepOperators] = field(default_factory=list)

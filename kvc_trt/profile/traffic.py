@@ -34,7 +34,7 @@ def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
 def _pairs(rule: PolicyParameters, entries: int, head_size: int, itemsize: int) -> float:
     """Return the pairs that are attended to plus those read to choose them.
 
-    A pair has the size that the cache's format gives it; what a step reads to choose counts by its share of that."""
+    A pair has the size that the cache's format gives it; reads that choose tokens count by their share of that."""
     if entries <= rule.dense_limit:
         return float(entries)
     chosen_by = rule.selection.pairs_to_choose(rule, entries, head_size)

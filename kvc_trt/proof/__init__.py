@@ -1,4 +1,5 @@
-"""Proof of compression: what an engine's caches kept and read for one answer, as digests that anyone can recompute."""
+"""Proof of compression: the tokens that an engine's caches kept and read for one answer, as digests that anyone can
+recompute."""
 
 from kvc_trt.proof.file import document_of, read_proof, write_proof
 from kvc_trt.proof.record import MadeBy, PromptRecord, Proof, ProofKind, Recorder

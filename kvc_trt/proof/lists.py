@@ -3,9 +3,9 @@
 The lists of one cache at one step are a table [heads, width] of integers, -1 past the end of a list. Its bytes are, as
 unsigned numbers: how many heads there are; then for each head the length of its list without the -1 at the end, and
 each entry as the difference from one more than the entry before it (from 0 for the first). Lists ascend, so these
-differences are small and never negative; what may be negative in a list that is wrong is kept by a zigzag code
-(0, -1, 1, -2 become 0, 1, 2, 3). A number is written seven bits a byte, the lowest first; all bytes but the last have
-the highest bit set, and the last is not 0 unless it is the only one.
+differences are small and never negative; in a wrong list they may be negative, so they are kept in a zigzag code (0,
+-1, 1, -2 become 0, 1, 2, 3). A number is written seven bits a byte, the lowest first; all bytes but the last have the
+highest bit set, and the last is not 0 unless it is the only one.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class LayerCache:
     """The softmax that the attention of the layer's heads applies to its logits."""
 
     def row(self, b: int) -> LayerCache:
-        """Return one row with what a step reads of it, as views."""
+        """Return one row, with all state that a step reads, as views."""
         one = slice(b, b + 1)
         scores = None if self.scores is None else self.scores[one]
         return LayerCache(self.keys[one], self.values[one], self.lengths[one], scores=scores, softmax=self.softmax)

@@ -1,4 +1,4 @@
-"""Gather what a method keeps of prompts, once it has chosen the positions."""
+"""Gather the keys and values that a method keeps of prompts, once it has chosen the positions."""
 
 from __future__ import annotations
 

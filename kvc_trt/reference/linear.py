@@ -1,7 +1,7 @@
 """Gated DeltaNet (Yang et al., arXiv 2412.06464): a linear layer, token by token.
 
-A token decays the state S of a head, corrects what S returns for the token's key towards its value, and reads it:
-S = exp(g) S; S += k (beta (v - S^T k))^T; o = S^T q / sqrt(key size).
+A token decays the state S of a head, corrects the value that S returns for the token's key towards the token's own, and
+reads it: S = exp(g) S; S += k (beta (v - S^T k))^T; o = S^T q / sqrt(key size).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Product = Callable[[str, Tensor], Tensor]
 
 @dataclass
 class LinearState:
-    """The state of one linear layer for B rows, whatever number of tokens they have seen."""
+    """The state of one linear layer for B rows, of the same size for any number of tokens."""
 
     memory: Tensor
     """[B,H,Dk,Dv]: of each value head."""
@@ -86,8 +86,8 @@ def taken_in(
 def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, memory: Tensor) -> Tensor:
     """Let a state [H,Dk,Dv] take in n tokens, in place, and read it after each of them -> [n,H,Dv].
 
-    query, key [n,H,Dk] of length one, value [n,H,Dv]; decay [n,H], the logarithm of what stays of the state; write
-    [n,H], the part of the correction that is written.
+    query, key [n,H,Dk] of length one, value [n,H,Dv]; decay [n,H], the logarithm of the share of the state that stays;
+    write [n,H], the part of the correction that is written.
     """
     output = torch.empty_like(value)
     scale = query.shape[-1] ** -0.5

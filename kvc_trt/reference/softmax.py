@@ -25,7 +25,8 @@ class Softmax(NamedTuple):
     def capped(self, logits: Tensor) -> Tensor:
         """Return logits of any shape under the cap, rounded once.
 
-        In float32, tanh may differ in the last bit between vectors and what remains of a row, and ties would be lost.
+        In float32, tanh may differ in the last bit between whole vectors and the remainder of a row, and ties would be
+        lost.
         """
         import torch
 

@@ -1,7 +1,7 @@
 """Keys and values as a cache of 8 or 4 bits stores them: codes, and the numbers that turn codes into values.
 
     stored = store(keys, format="int8")
-    stored.values()  # what everything that reads the cache afterwards sees
+    stored.values()  # the values that every later reader of the cache sees
 
 All arithmetic is float32 with correctly rounded division and half-to-even rounding, so that every executor stores the
 same bits. docs/cache-formats.md has the formulas.
@@ -83,7 +83,7 @@ def _int8(vectors: Tensor) -> Stored:
 def _fp8(vectors: Tensor) -> Stored:
     """Store finite float32 vectors [..., 1, D] by the smallest exponent that leaves no number above 448."""
     largest = vectors.abs().amax(-1)
-    # 448 is 1.75 * 2^8: adding what the mantissa of 1.75 lacks carries into the exponent of whatever is above.
+    # 448 is 1.75 * 2^8: adding the difference of its mantissa to 2 carries into the exponent of every larger number.
     carried = (largest.view(torch.int32) + 0x1FFFFF) >> 23
     exponents = torch.where(largest > 0, (carried - 8).clamp(0, 254), _EXPONENT_BIAS)
     scaled = vectors * _powers(2 * _EXPONENT_BIAS - exponents)[..., None]
@@ -117,7 +117,7 @@ def _scale(wanted: Tensor) -> Tensor:
 
 
 def read_back(values: Tensor, vectors: VectorFormat | None) -> Tensor:
-    """Return what a cache gives back of `values` [..., D], in their type; None stores them as they are."""
+    """Return `values` [..., D] as a cache reads them back, in their type; None stores them as they are."""
     return values if vectors is None else store(values, format=vectors.name).values().to(values.dtype)
 
 

@@ -64,7 +64,7 @@ class SelectionByRow(DecodeSelection):
 class TrimmedByRow(PromptEviction):
     """An eviction whose prompts are trimmed to the budgets of rows, once these are known.
 
-    Until then `store` leaves what a compaction with scores and positions gives, by the names of `kept_name`.
+    Until then `store` leaves the outputs of a compaction with scores and positions under the names of `kept_name`.
     """
 
     trims = True
@@ -103,7 +103,7 @@ def budgets_of(layer: StepLayer | TurnLayer) -> Value:
 
 
 def kept_name(tensor: str, cache: str) -> str:
-    """Name what a cache keeps of a prompt until its rows' budgets are known."""
+    """Return the name of a tensor that a cache keeps of a prompt until its rows' budgets are known."""
     return f"{tensor}_kept.{cache}"
 
 

@@ -39,9 +39,10 @@ ADDED_LATER = frozenset(
 
 @dataclass(frozen=True)
 class Constants:
-    """The numbers of a policy without its kinds, so that a kind can take them without importing what finds kinds.
+    """The numbers of a policy without its kinds, so that a kind can take them without importing the registry of kinds.
 
-    Counts are tokens per KV head unless the name says otherwise. The ranges hold for what an engine records.
+    Counts are tokens per KV head unless the name says otherwise. The ranges hold for the numbers that an engine
+    records.
     """
 
     policy: Name
@@ -144,7 +145,7 @@ class Constants:
     def budgets_of_turns(self) -> NDArray[np.int64]:
         """With `by_length`: the most that a conversation of n tokens keeps after a turn, INT64 [max_input_len + 1].
 
-        It never falls, and is never less than what an earlier prompt or turn has kept."""
+        It never falls, and is never less than an earlier prompt or turn has kept."""
         import numpy as np
 
         return np.maximum.accumulate(self.budgets)

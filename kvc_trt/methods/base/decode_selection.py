@@ -1,4 +1,5 @@
-"""The second part of a policy: a kind of decode selection, which says what a step reads and what it drops.
+"""The second part of a policy: a kind of decode selection, which chooses the tokens that a step reads and those that it
+drops.
 
 As with a kind of prompt eviction (`prompt_eviction.py`), a method's file defines a subclass and one object of it.
 """
@@ -69,10 +70,10 @@ class DecodeSelection(ABC):
         return step.attend(self.operators[0])
 
     def complete(self, prompt: PromptLayer) -> None:  # noqa: B027 (most caches carry nothing else)
-        """Graph: after a prompt, write what the cache carries in addition to keys, values and page bounds."""
+        """Graph: after a prompt, write the cache's state beside keys, values and page bounds."""
 
     def append_turn(self, turn: TurnLayer) -> None:  # noqa: B027 (most caches carry nothing else)
-        """Graph: after a turn, write what the cache carries in addition to keys, values and page bounds.
+        """Graph: after a turn, write the cache's state beside keys, values and page bounds.
 
         Called where the turn's tokens were appended; a compaction writes all of its cache itself."""
 
@@ -136,7 +137,8 @@ class DecodeSelection(ABC):
     ) -> torch.Tensor:  # fmt: skip
         """Reference: return the output of a step that reads `selected`, given the exact attention to it [B,H,D].
 
-        `scored_by` is what the ranking's `scored_by` found of an executor's choice; None for the reference's own."""
+        `scored_by` is the result of the ranking's `scored_by` for an executor's choice; None for the reference's
+        own."""
         return attended
 
     @property
@@ -152,7 +154,7 @@ class DecodeSelection(ABC):
         return {"bounds": bounds} if self.pages else {}
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
-        """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
+        """Make the cache's state beside keys and values [B,G,C,D] with `lengths` [B] slots in use."""
         import numpy as np
 
         from kvc_trt.operators.cached_vectors import CachedVectors
@@ -167,7 +169,7 @@ class DecodeSelection(ABC):
         """Undo the steps that stored the slots `steps` of one row, in place: the state is then as if they had not been.
 
         `state` are the row's tensors [G,...] by name, `saved` copies of `sums` from when there were `before` entries.
-        Keys and values past a row's end do not count, so only what follows from them changes: here, bounds of pages.
+        Keys and values past a row's end do not count, so only state derived from them changes: here, bounds of pages.
         """
         if self.pages:
             from kvc_trt.methods.base.isolated_runs import rebuild_bounds

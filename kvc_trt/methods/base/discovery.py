@@ -1,4 +1,4 @@
-"""Find what the files of this package define: kinds of eviction and of selection, and policies.
+"""Find the objects that the files of this package define: kinds of eviction and of selection, and policies.
 
 A method is known as soon as its file is in the package: every module is imported once, and its objects are found by
 their type and registered by their name.

@@ -160,7 +160,8 @@ class PromptLayer(CacheLayer):
         self, operator: Operator, more: Mapping[str, Value] | None = None, *, bounds: bool = False,
         outputs: Mapping[str, str] | None = None, **numbers: int,
     ) -> None:  # fmt: skip
-        """Write an operator that compacts the prompt, and store what it keeps; `outputs` names it if not as the cache.
+        """Write an operator that compacts the prompt, and store the kept tokens; `outputs` names them if not as the
+        cache.
 
         It is given those of its inputs by name: q_window, q (all queries), k, v, prompt_lengths, and `more`."""
         known: dict[str, Callable[[], Value]] = {
@@ -435,7 +436,7 @@ class TurnLayer(PromptLayer):
         bounds: bool = False,
         **numbers: int,
     ) -> None:
-        """Write an operator that compacts stored and new tokens, and store what it keeps.
+        """Write an operator that compacts stored and new tokens, and store the kept ones.
 
         It is given those of its inputs by name: q_window, q, k, v, prompt_lengths, lengths, window_lengths,
         stored_scores, and `more`. `ordered` has the stored tokens' positions where they are not those of the slots, and

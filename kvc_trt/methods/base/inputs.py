@@ -155,7 +155,8 @@ def _cache_format(name: str, head_size: int) -> None:
 
 
 def _conversation(inputs: PolicyInputs) -> None:
-    """Check the longest conversation: at least one prompt and answer, at most what the model was made for."""
+    """Check the longest conversation: at least one prompt and answer, at most the length that the model was made
+    for."""
     if "max_conversation_len" not in inputs.overrides:
         return
     model, least = inputs.model, inputs.max_input_len + inputs.max_output_len

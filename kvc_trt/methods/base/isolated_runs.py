@@ -1,4 +1,4 @@
-"""Isolated runs of operators: their inputs, what was found, and what was expected.
+"""Isolated runs of operators: their inputs, their results, and the expected ones.
 
 Verification makes the cases and judges the findings. A kind turns a case into the inputs of each of its operators and
 into the reference's result.
@@ -56,7 +56,7 @@ class PromptCase:
     softmax: Softmax = PLAIN
 
     def kept(self, indices: Array) -> tuple[Array, Array]:
-        """Return what a cache gives back of the keys and values at `indices` [B,G,C], with zeros where one is -1."""
+        """Return the keys and values at `indices` [B,G,C] as a cache reads them back, with zeros where one is -1."""
         tables = ((self.k, self.kept_k), (self.v, self.kept_v))
         keys, values = (gathered(exact if kept is None else kept, indices) for exact, kept in tables)
         return keys, values

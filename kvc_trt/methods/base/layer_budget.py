@@ -4,8 +4,8 @@
 prompt in the prefill graph: every layer has room for twice the budget (`squeeze_cap` times) and is trimmed once all
 cosines are known.
 
-Layers that the model lets slide have no budget: each of them keeps its window in a ring, and so computes what the model
-computes. A layer whose window covers the engine's longest sequence attends to everything, and the policy acts on it as
+Layers that the model lets slide have no budget: each of them keeps its window in a ring, and so computes the same as
+the model. A layer whose window covers the engine's longest sequence attends to everything, and the policy acts on it as
 on any other if it rotates as those do (`ModelConfig.windows`).
 """
 
@@ -91,7 +91,7 @@ def uniform_budget(parameters: PolicyParameters) -> int:
 
 
 def smallest_budget(parameters: PolicyParameters) -> int:
-    """Return the smallest budget of a layer: what its eviction needs, or the sinks and one token."""
+    """Return the smallest budget of a layer: the least that its eviction needs, or the sinks and one token."""
     return parameters.sinks + 1 if parameters.evicts_while_decoding else parameters.eviction.least(parameters)
 
 
@@ -141,7 +141,7 @@ def _by_row(online: PolicyParameters, budget: int) -> PolicyParameters:
 
 
 def _not_trimmed(parameters: PolicyParameters) -> str | None:
-    """Return why what is kept of a prompt cannot be trimmed once its budgets are known; None if it can."""
+    """Return why the kept part of a prompt cannot be trimmed once its budgets are known; None if it can."""
     if parameters.evicts_while_decoding:
         if parameters.eviction.by_row is None or parameters.selection.by_row is None:
             return "its steps evict, and its caches cannot differ by row"

@@ -34,12 +34,12 @@ class PolicyParameters(Constants):
 
     @property
     def eviction(self) -> PromptEviction:
-        """The kind that chooses what is kept of a prompt."""
+        """The kind that chooses the tokens kept of a prompt."""
         return prompt_eviction(self.prompt_eviction)
 
     @property
     def selection(self) -> DecodeSelection:
-        """The kind that chooses what a step reads."""
+        """The kind that chooses the tokens that a step reads."""
         return decode_selection(self.decode_selection)
 
     def check(self, model: ModelConfig) -> None:
@@ -165,7 +165,8 @@ class PolicyParameters(Constants):
 
     @property
     def keeps_every_token(self) -> bool:
-        """True if a later turn can read every token: none is evicted, or all are kept beside what steps read."""
+        """True if a later turn can read every token: none is evicted, or all are kept beside the tokens that steps
+        read."""
         return self.keeps_everything or (self.keeps_whole and self.layer_windows is None)
 
     @property
@@ -175,7 +176,7 @@ class PolicyParameters(Constants):
 
     @property
     def chooses(self) -> bool:
-        """True if the policy chooses what is kept or read; a sliding layer's window is the model's."""
+        """True if the policy chooses the tokens that are kept or read; a sliding layer's window is the model's."""
         return self.compresses and not self.slides
 
     @property
@@ -194,7 +195,7 @@ class PolicyParameters(Constants):
         return max(self.most_read, self.dense_limit)
 
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
-        """Return what compaction observes in the reference."""
+        """Return the observation of compaction in the reference, such as the last queries."""
         return self.eviction.observe(queries, prompt_lengths, self)
 
     def groups(self, layer: int) -> tuple[Group, ...]:

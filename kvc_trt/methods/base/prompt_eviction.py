@@ -1,4 +1,4 @@
-"""The first part of a policy: a kind of prompt eviction, which says what stays of a prompt and of a turn.
+"""The first part of a policy: a kind of prompt eviction, which chooses the tokens that stay of a prompt and of a turn.
 
 A method's file defines its new kinds: subclasses of this class or of `DecodeSelection`, and one object of each.
 Everything else (reference, graphs, plan, verification, backends) asks the object; nothing outside this package knows
@@ -69,7 +69,7 @@ class PromptEviction(ABC):
     """True if `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
 
     def observe(self, queries: PromptQueries, prompt_lengths: torch.Tensor, rule: Constants) -> Any:
-        """Reference: return what `compact` observes, by default the last queries."""
+        """Reference: return the queries that `compact` observes, by default the last ones."""
         return queries.window
 
     def operators_of(self, rule: Constants) -> tuple[Operator, ...] | None:
@@ -90,7 +90,8 @@ class PromptEviction(ABC):
         prompt.compact(self.operators[0], bounds=bounds)
 
     def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
-        """Graph: write what `store` writes, for a cache that keeps `budgets` [B] tokens of prompts of `lengths` [B]."""
+        """Graph: write the outputs of `store` for a cache that keeps `budgets` [B] tokens of prompts of `lengths`
+        [B]."""
         raise NotImplementedError(f"prompt eviction {self.name} does not trim")
 
     @property
@@ -119,7 +120,7 @@ class PromptEviction(ABC):
         """Graph: attend from a turn's tokens to everything stored and to each other, and write the cache after it.
 
         That is the updated keys, values and `turn_state`, lengths [B], and the page bounds if `bounds`; the selection
-        writes what else it carries in `append_turn`. Returns [B,H,M,D]. By default the tokens are appended."""
+        writes its own state in `append_turn`. Returns [B,H,M,D]. By default the tokens are appended."""
         return turn.append(bounds=bounds)
 
     def least(self, rule: Constants) -> int:
@@ -158,7 +159,7 @@ class PromptEviction(ABC):
         return self.judged(results, case, rule, double, single, self.weighed(case, rule))
 
     def weighed(self, case: PromptCase, rule: Constants) -> Sequence[WeighedEntries]:
-        """Return, by row, what is ranked by softmax weights; nothing for other rankings."""
+        """Return, by row, the entries ranked by softmax weights; nothing for other rankings."""
         return ()
 
     def judged(
@@ -186,7 +187,7 @@ def judged_as(
 ) -> Found:
     """Compare a compaction's result with those of the reference in float64 and float32; it must equal one of them.
 
-    `weighed` holds, by row, what is ranked by softmax weights: underflow of these may be why it equals none."""
+    `weighed` holds, by row, the entries ranked by softmax weights: underflow of these may be why it equals none."""
     from kvc_trt.methods.base.isolated_runs import ExactList, Found
 
     found = {one.name: result for one, result in zip(operator.outputs, results, strict=True)}

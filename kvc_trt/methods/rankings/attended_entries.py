@@ -2,8 +2,8 @@
 
 Float32's normal numbers end at 2^-126. Below it some executors keep subnormal numbers and others make 0 of them, which
 depends on the processor and on the library. So a list may differ from the reference's where scores are made of such
-weights. Elsewhere the methods judged here are judged by equality, so nothing else is explained: of every token that was
-left, only what its own weights can lose counts, and only where it is enough to change the score in float32.
+weights. Elsewhere the methods judged here are judged by equality, so nothing else is explained: for every token left
+out, only the loss of its own weights counts, and only where it is enough to change the score in float32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WeightScores:
     def low(self) -> Float64:
         """The lowest that underflow may make of each score.
 
-        Beside what is lost, rounding counts, but for no more than that."""
+        Rounding counts beside the loss, but for no more than the loss itself."""
         lost = np.where(self.lost > _HALF_A_STEP * self.value, self.lost, 0)
         lowest: Float64 = self.value - lost - np.minimum(self.tolerance * self.value, lost)
         return lowest

@@ -1,4 +1,4 @@
-"""The softmax of attention in float64: what caps and sinks make of exact logits."""
+"""The softmax of attention in float64: exact logits under caps and sinks."""
 
 from __future__ import annotations
 

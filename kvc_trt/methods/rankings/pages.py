@@ -22,7 +22,7 @@ def bounds_of_pages(
 def steps_of_bounds(keys: Float64, starts: Int64, off: Float64) -> tuple[Float64, Float64]:
     """Return how far fp8 minima and maxima [P, r] of keys [m, r] can move, if they are off by `off` [P] when rounded.
 
-    Rounding ascends with what is rounded, so the ends of the interval say it."""
+    Rounding is monotone, so the ends of the interval suffice."""
     exact = bounds_of_pages(keys, starts, fp8=True)
     outward = bounds_of_pages(keys, starts, True, off[:, None], off[:, None])
     inward = bounds_of_pages(keys, starts, True, -off[:, None], -off[:, None])

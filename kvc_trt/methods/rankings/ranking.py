@@ -193,7 +193,7 @@ class StepRanking(Ranking[Step]):
     """The order in which decode selection chooses among the tokens of a cache."""
 
     def scored_by(self, step: Step, explained: Sequence[ChosenList], slack: float) -> Any:
-        """Return what `DecodeSelection.output_of` needs to know about a choice beyond its lists; usually nothing.
+        """Return the facts about a choice that `DecodeSelection.output_of` needs beyond its lists; usually none.
 
         `explained` are the lists that differ from the reference's and that `explain` has explained.
         """

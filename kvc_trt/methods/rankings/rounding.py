@@ -1,12 +1,12 @@
-"""The bounds on what rounding can do to a score: float32's, that of tensor cores, and underflow.
+"""Bounds on the error of a score: float32's rounding, that of tensor cores, and underflow.
 
 A method's ranking computes its scores once more in float64, apart from the reference on purpose, and with these bounds
 it proves or refuses a near-tie. Such proofs run only where two executors chose differently, so they may be slow.
 
 Another executor's queries and keys carry rounding of earlier layers. Each vector is taken to be off by at most 2^-22 of
-its own length times `slack`, in whatever direction, and a score's range is what follows from that to first order: a
-product q.x of two such vectors moves by 2^-21 |q| |x|, so two of them approach each other by 2^-20. Scores that are
-made of exponentials may also be low by what underflow loses (`lost_to_underflow`).
+its own length times `slack`, in any direction, and a score's range follows from that to first order: a product q.x of
+two such vectors moves by 2^-21 |q| |x|, so two of them approach each other by 2^-20. Scores made of exponentials may
+also be too low because of underflow (`lost_to_underflow`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def lost_to_underflow(weights: int) -> float:
     """Return the most that a sum of this many softmax weights, or their mean, may lose below float32's normal range.
 
     An executor may make 0 of any number below 2^-126: of an exponential, of a weight (which is no larger, since the
-    largest exponential is 1), of a part of the sum, or of the mean. A weight can be lost only once, whatever the order,
-    and where it is lost, its share of the result is below 2^-126: dividing by the number of weights comes after that,
-    or makes the share smaller before. Where subnormal numbers are kept, rounding to steps of 2^-149 moves less.
+    largest exponential is 1), of a part of the sum, or of the mean. A weight can be lost only once, in any order, and
+    where it is lost, its share of the result is below 2^-126: dividing by the number of weights comes after that, or
+    makes the share smaller before. Where subnormal numbers are kept, rounding to steps of 2^-149 moves less.
     """
     return weights * SMALLEST_NORMAL
 
@@ -52,7 +52,7 @@ def truncated_share(products: int) -> float:
 
 
 def slack_of_truncation(products: int) -> float:
-    """Return the slack that covers what tensor cores cut off sums of this many products, besides float32's.
+    """Return the slack that covers the bits that tensor cores cut off sums of this many products, besides float32's.
 
     They lose at most a share of the sum of |q_d x_d|, which is below |q| |x|: as if x were off by that share of its
     length.
@@ -123,7 +123,7 @@ class BoundedScores:
         return self.first(self.value.size - 1)
 
     def first(self, count: int) -> BoundedScores:
-        """Return the first scores: the others are of what is taken in any case."""
+        """Return the first scores: the others belong to tokens that are taken in any case."""
         return BoundedScores(self.value[:count], self.low[:count], self.high[:count])
 
     def unexplained(self, taken: Int64) -> str | None:

@@ -1,6 +1,6 @@
 """GLM-4 (arXiv 2406.12793): gate and up in one matrix, and neighbouring channels as rotary pairs in half of each head.
 
-The later models of the name Glm4 also add norms of what attention and feed-forward give.
+The later models of the name Glm4 also add norms of the results of attention and feed-forward.
 """
 
 from __future__ import annotations

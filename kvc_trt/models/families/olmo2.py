@@ -1,4 +1,5 @@
-"""OLMo 2 (arXiv 2501.00656): norms of what attention and feed-forward give, and of all query or key heads together."""
+"""OLMo 2 (arXiv 2501.00656): norms of the results of attention and feed-forward, and of all query or key heads
+together."""
 
 from __future__ import annotations
 

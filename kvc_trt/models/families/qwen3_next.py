@@ -1,6 +1,6 @@
 """Qwen3-Next (Qwen, 2025): three linear layers (Gated DeltaNet) to one of gated attention, and experts.
 
-A checkpoint has what a linear layer reads of the stream in two matrices, key head by key head.
+A checkpoint has a linear layer's input projections in two matrices, key head by key head.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def describe(fields: Any, _given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def fields_of(description: Description) -> Mapping[str, Any]:
-    """Return the fields of linear layers and of experts that say what a description says."""
+    """Return the fields of config.json for a description's linear layers and experts."""
     return {**fields_of_attention(description), **qwen_fields_of(description)}
 
 

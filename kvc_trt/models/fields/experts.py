@@ -57,7 +57,7 @@ def count_of(fields: ExpertFields) -> int:
 
 
 def qwen_fields_of(description: Description) -> Mapping[str, Any]:
-    """Return the fields that say what `experts_of` has said."""
+    """Return the fields of config.json from which `experts_of` reads these experts."""
     experts = description.experts
     if experts is None:
         return {}

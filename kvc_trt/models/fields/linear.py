@@ -58,7 +58,7 @@ def attention_by_layer(fields: LinearFields) -> tuple[Attention, ...]:
 
 
 def fields_of_attention(description: Description) -> dict[str, Any]:
-    """Return the fields that say what `attention_by_layer` made of them."""
+    """Return the fields of config.json from which `attention_by_layer` reads this description."""
     kinds = ["full_attention" if one.linear is None else "linear_attention" for one in description.attention]
     part = next((one.linear for one in description.attention if one.linear is not None), None)
     numbers = {} if part is None else {theirs: getattr(part, ours) for theirs, ours in LINEAR_FIELDS.items()}

@@ -83,7 +83,8 @@ _KNOWN = {name for schema in (_Rope, _Llama3, _Yarn, _LongRope) for name in sche
 def rotary_settings(fields: RotaryFields, source: str) -> tuple[float, RotaryScaling | None, float | None]:
     """Return base, scaling and the share of a head's channels that rotate, None where the file does not say it.
 
-    Raises InputError, naming `source` and the key, for what is not understood, and for two spellings that differ.
+    Raises InputError, naming `source` and the key, for a setting that is not understood, and for two spellings that
+    differ.
     """
     base, scaling, fraction = fields.rope_theta, None, fields.partial_rotary_factor
     if fields.rope_parameters is not None:
@@ -101,7 +102,7 @@ def rotary_settings(fields: RotaryFields, source: str) -> tuple[float, RotarySca
 def _settings(
     fields: RotaryFields, name: str, source: str, base: float
 ) -> tuple[float, RotaryScaling | None, float | None]:
-    """Return what one of the two spellings says; `base` is that of a spelling without one."""
+    """Return the settings in one of the two spellings; `base` is that of a spelling without one."""
     settings, where = getattr(fields, name), f"{source}: {name}"
     rope = validated(_Rope, settings, where)
     for key in settings:
@@ -138,7 +139,7 @@ def _llama3(fields: RotaryFields, settings: Mapping[str, Any], where: str) -> Ro
 
 
 def _yarn(fields: RotaryFields, settings: Mapping[str, Any], where: str) -> RotaryScaling:
-    """Read YaRN's settings; what is absent has the values of transformers."""
+    """Read YaRN's settings; absent ones have transformers' defaults."""
     if "long_factor" in settings:
         raise InputError(f"{where}: long_factor beside yarn, expected the rope_type longrope")
     scaling = validated(_Yarn, settings, where)
@@ -165,7 +166,7 @@ def _dynamic(_fields: RotaryFields, settings: Mapping[str, Any], where: str) -> 
 
 
 def _longrope(fields: RotaryFields, settings: Mapping[str, Any], where: str) -> RotaryScaling:
-    """Read LongRoPE's settings; what is absent has the values of transformers."""
+    """Read LongRoPE's settings; absent ones have transformers' defaults."""
     scaling = validated(_LongRope, settings, where)
     original = fields.original_max_position_embeddings or scaling.original_max_position_embeddings
     original = original or fields.max_position_embeddings

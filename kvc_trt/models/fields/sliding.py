@@ -43,7 +43,7 @@ def attention_by_layer(
 
 
 def fields_of_attention(description: Description) -> dict[str, Any]:
-    """Return the fields that say what `attention_by_layer` made of them."""
+    """Return the fields of config.json from which `attention_by_layer` reads this description."""
     sliding = next((one for one in description.attention if one.window is not None), None)
     kinds = ["full_attention" if one.window is None else "sliding_attention" for one in description.attention]
     found: dict[str, Any] = {"layer_types": kinds}

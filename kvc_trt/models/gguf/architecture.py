@@ -1,7 +1,7 @@
 """A GGUF file's metadata -> `ModelConfig`, for the architectures that the graphs can express.
 
 The keys are translated to the fields of config.json and validated as those are; errors name the file's own keys.
-What would change the numbers and is not understood is refused, never ignored.
+A key that would change the numbers and is not understood is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NEUTRAL: Mapping[str, tuple[Scalar, ...]] = {
     "attn_logit_softcapping": (0.0,),
     "embedding_scale": (0.0,),
     EXPERTS: (0,),
-    "expert_gating_func": (1, 0),  # the softmax, or what an architecture has
+    "expert_gating_func": (1, 0),  # the softmax, or the architecture's own
     "expert_weights_scale": (0.0, 1.0),
     "final_logit_softcapping": (0.0,),
     "logit_scale": (0.0,),
@@ -73,7 +73,7 @@ _DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]]) -> ModelConfig:
     """The model that the file describes; `read` is asked for its tables of rotary factors alone, whose shape is known.
 
-    Raises InputError for what no graph computes.
+    Raises InputError for a model that no graph computes.
     """
     name = header.scalar("general.architecture")
     if name not in architectures():

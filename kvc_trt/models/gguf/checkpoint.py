@@ -133,7 +133,7 @@ class GgufCheckpoint:
         return self.header.tensors[self._places[name].name].type
 
     def _not_kept(self, name: str) -> str | None:
-        """Return what is expected in place of a matrix's blocks, if an engine cannot hold them; else None.
+        """Return the form expected in place of a matrix's blocks, if an engine cannot hold them; else None.
 
         The matrices of a layer's experts are one operator's, which has one number of bits and no offsets.
         """
@@ -147,7 +147,7 @@ class GgufCheckpoint:
             return None
         stored = self.header.tensors
         places = [self._places[f"{layer}.{matrix}"].name for matrix in EXPERT_MATRICES]
-        kinds = {stored[place].type for place in places if place in stored}  # `check_weights` names what is missing
+        kinds = {stored[place].type for place in places if place in stored}  # `check_weights` names missing ones
         if kind in WITH_OFFSETS or kinds != {kind}:
             return f"{', '.join(one for one in KEPT_BITS if one not in WITH_OFFSETS)}, one for all matrices of experts"
         return None

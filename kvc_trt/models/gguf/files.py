@@ -85,7 +85,8 @@ class GgufFiles:
 
 
 def _others(first: GgufHeader, path: Path) -> Iterator[tuple[int, int]]:
-    """Yield the number of each part behind the first, and the count; InputError unless the first is what it says."""
+    """Yield the number of each part behind the first, and the count; InputError unless the metadata of the first file
+    call it the first part."""
     count, number = first.scalar(_COUNT), first.scalar(_NUMBER)
     if count in (None, 0, 1):
         return

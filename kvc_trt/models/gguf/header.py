@@ -85,7 +85,7 @@ class GgufHeader:
 
 
 def read_header(file: TensorFile) -> GgufHeader:
-    """Read and check the header; InputError for whatever does not describe the file."""
+    """Read and check the header; InputError for any entry that does not describe the file."""
     cursor = _Cursor(file)
     if (magic := cursor.take(4, "magic")) != MAGIC:
         raise cursor.wrong(f"begins with {describe(magic)}, expected {describe(MAGIC)}: not a GGUF file")

@@ -1,4 +1,4 @@
-"""Linear layers (Gated DeltaNet) in GGUF files: what their keys say, and where their weights are.
+"""Linear layers (Gated DeltaNet) in GGUF files: their keys, and the places of their weights.
 
 llama.cpp stores queries, keys and values one under the other, norms with the one added, and the decay of a head as
 -exp(A_log). Of Qwen3.5 it brings the value heads into another order: the first of each key head, then the second of

@@ -53,6 +53,6 @@ def sections(
 
 
 def has_an_order(scores: NDArray[Any], joined: Collection[int]) -> bool:
-    """Return whether the scores of the tokens that are joined differ: without that nothing says what comes first."""
+    """Return whether the scores of the joined tokens differ: without that there is no order of merges."""
     found = scores[list(joined)]
     return len(found) < 2 or bool((found != found[0]).any())

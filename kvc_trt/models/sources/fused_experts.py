@@ -84,7 +84,7 @@ class FusedExperts:
         return (rows,) if part.columns is None else (rows, part.columns)
 
     def dtype(self, name: str) -> str:
-        """Type that `read` returns: float32 for what is stored in MXFP4."""
+        """Type that `read` returns: float32 for a tensor stored in MXFP4."""
         if name not in self._parts:
             return self._source.dtype(name)
         files = self._files_of(self._parts[name])

@@ -21,7 +21,7 @@ def is_repository(model: str) -> bool:
 
 
 def ways_out_of(repo_id: str) -> str:
-    """Return what to do about a repository that was given as `--model` and cannot be had."""
+    """Return the hint for a repository that was given as `--model` and cannot be downloaded."""
     return f"hf download {repo_id}, where that works; or --model PATH of a directory or .gguf file that is here"
 
 
@@ -38,7 +38,7 @@ def fetch_config(repo_id: str, revision: str | None = None) -> Path:
 def fetch(
     repo_id: str, revision: str | None = None, *, cache_dir: str | Path | None = None, ways_out: str = WAYS_OUT
 ) -> tuple[Path, str]:
-    """Download what a build needs (or find it in the Hub's cache): (directory, resolved commit).
+    """Download the files that a build needs (or find them in the Hub's cache): (directory, resolved commit).
 
     `revision` is a branch, tag or commit; None means the default branch. The environment variables of huggingface_hub
     hold (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). Raises `InputError` for a repository or revision that does
@@ -81,7 +81,7 @@ def _download(
 
 
 def _explained(error: Exception, repo_id: str, revision: str | None, ways_out: str) -> KvcError:
-    """Turn what the library raised into a one-line error; it wraps network errors of several HTTP libraries."""
+    """Turn the library's exception into a one-line error; it wraps network errors of several HTTP libraries."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):

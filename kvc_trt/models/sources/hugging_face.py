@@ -1,6 +1,6 @@
 """Hugging Face `config.json` -> `ModelConfig`, for the families whose parts are known (`kvc_trt.models.family`).
 
-Whatever would change the numbers and is not understood is refused.
+A field that would change the numbers and is not understood is refused.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ zero and scale. For a matrix [out,in], BASE in place of the name BASE.weight:
   [out/8,groups]; BASE.weight_scale [out,groups]; BASE.weight_shape repeats the shape.
 
 Where channels were ordered by activation, BASE.g_idx or BASE.weight_g_idx [in] names the group of each channel.
-Differences are exact in float32, and so are products with scales of 16 bits: what is read is what was stored.
+Differences are exact in float32, and so are products with scales of 16 bits: the values read are exactly those stored.
 """
 
 from __future__ import annotations

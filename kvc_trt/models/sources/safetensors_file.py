@@ -2,8 +2,8 @@
 
 A file is eight bytes of header length, a JSON header, then the tensors' bytes. The safetensors package checks that the
 header describes the rest of the file exactly: every size equal to shape times item size, no overlap, no hole, no byte
-left over. Beyond that, this module refuses what readers could take in two ways (a name given twice, unknown fields) and
-what numpy cannot hold. Every refusal is an `InputError`.
+left over. Beyond that, this module refuses files that readers could take in two ways (a name given twice, unknown
+fields) and tensors that numpy cannot hold. Every refusal is an `InputError`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def write_safetensors(
 
     `make` is called once per tensor, in order, so two tensors made from one source may share work. `progress` is
     called with the number of bytes just written. The file is flushed to disk; on any error it is left incomplete, so
-    write beside the target and rename. Raises ValueError where a piece is not what its plan says.
+    write beside the target and rename. Raises ValueError where a piece differs from its plan.
     """
     pieces, places = serialised(tensors, metadata, progress)
     with open(path, "wb") as file:

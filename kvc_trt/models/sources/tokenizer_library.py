@@ -30,15 +30,15 @@ _LONG_TEXT = 1 << 14
 class Tokenizer:
     """A tokenizer.json, as `tokenizers.Tokenizer` reads it.
 
-    A prompt is encoded whole: what the file says of truncation and padding was meant for training.
+    A prompt is encoded whole: the file's settings of truncation and padding were meant for training.
     """
 
     def __init__(self, content: bytes, source: str) -> None:
-        """Load a file's content and try it; `source` names it. InputError for what the library does not take."""
+        """Load a file's content and try it; `source` names it. InputError for a file that the library does not take."""
         from tokenizers import Tokenizer as Library
 
         self._content = content
-        # What fails in use may be told to a client, who needs no path of this machine.
+        # An error in use may reach a client, who needs no path of this machine.
         self._name = PurePath(source).name
         with _failures_named(f"{source} is not a tokenizer", at_loading=True), _panics_off_stderr():
             self._library = Library.from_buffer(content)
@@ -86,7 +86,7 @@ class Tokenizer:
         return found
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token of the vocabulary; None for what is none."""
+        """Return the id of a token of the vocabulary; None for another text."""
         found: int | None = self._library.token_to_id(token)
         return found
 
@@ -146,7 +146,7 @@ _DIVERTED = threading.Lock()
 
 @contextlib.contextmanager
 def _panics_off_stderr() -> Iterator[None]:
-    """Divert file descriptor 2; of what was written to it a panic's lines are dropped, anything else is shown later."""
+    """Divert file descriptor 2; a panic's lines are dropped, and all other output is shown later."""
     with _DIVERTED, contextlib.ExitStack() as undo:
         try:
             stderr = undo.enter_context(os.fdopen(os.dup(_STDERR), "wb"))

@@ -25,7 +25,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
     It attends to a slice of the cache if that is faster (less than half of the cache is in use), and for at most
     `dense_until` entries: up to there a sparse engine attends densely to the same slice, so the two agree bit for bit.
-    Otherwise it reads the cache in place, unless that is stored in a format: then it widens what is in use.
+    Otherwise it reads the cache in place, unless that is stored in a format: then it widens the entries in use.
     """
     shape = layout.shape
     place = Place(emit, "cache_lengths", shape)

@@ -75,7 +75,8 @@ class AppendedToFree:
         return {**self._tables.named(updated(K_CACHE), updated(V_CACHE)), **own}
 
     def attend(self) -> tuple[Value, Value]:
-        """Return attention to all entries [B,H,D], and what each entry received from its group, FLOAT [B,G,C].
+        """Return attention to all entries [B,H,D], and the attention that each entry received from its group, FLOAT
+        [B,G,C].
 
         While every row fits, this is the code of KvcDenseAttention on the same slice.
         """

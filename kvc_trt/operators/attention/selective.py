@@ -24,7 +24,7 @@ LOWEST_RANK = np.float32(-np.inf)
 
 @dataclass(frozen=True)
 class AppendedStep:
-    """A step after its append: what the dense and the sparse path need."""
+    """A step after its append: the inputs of the dense and the sparse path."""
 
     layout: Layout
     query: GroupedQuery

@@ -94,7 +94,8 @@ def max_pool(emit: Emitter, observed: Value, kernel: int) -> Value:
 def sum_pool(emit: Emitter, observed: Value, kernel: int) -> Value:
     """Give each position of scores [B,G,S] the sum within the kernel around it, the lowest position first.
 
-    Executors may choose the order of AveragePool's sums, and the last bits decide ties. What is not ranked counts 0."""
+    Executors may choose the order of AveragePool's sums, and the last bits decide ties. Positions that are not ranked
+    count 0."""
     reach, length = (kernel - 1) // 2, size(emit, observed, 2)
     votes = emit.Where(emit.Equal(observed, NOT_A_NUMBER), 0.0, observed)
     padded = emit.Pad(votes, [reach, reach], 0.0, [2])
@@ -178,7 +179,8 @@ def observed_attention(
 def page_bounds(emit: Emitter, keys: Vectors, stored: Value, layout: Layout) -> Value:
     """Return page maxima of K and of -K over the `stored` slots of `keys`, n of them, channel-major [B,G,2D,P].
 
-    Where bounds are fp8, their codes. Bounds of keys in a format are those of what attention reads.
+    Where bounds are fp8, their codes. Bounds of keys in a format are those of the dequantised keys that attention
+    reads.
     """
     page_size = one(emit, emit.attribute("page_size"))
     capacity = one(emit, emit.attribute("capacity"))

@@ -43,9 +43,9 @@ def keep_best(
 ) -> KeptValues:  # fmt: skip
     """Keep the `prompt_budget` tokens of highest rank of each row of `tables`; rows that fit keep everything.
 
-    `rank` writes FLOAT [B,G,S]; it is not computed if all rows fit. The lowest index wins among equals. What stays of
-    exact tables is stored in the engine's format; what is stored already moves as it is. `budgets` INT64 [B] are the
-    rows' own, at most `prompt_budget`.
+    `rank` writes FLOAT [B,G,S]; it is not computed if all rows fit. The lowest index wins among equals. Kept vectors of
+    exact tables are stored in the engine's format; stored ones move as they are. `budgets` INT64 [B] are the rows' own,
+    at most `prompt_budget`.
     """
     largest = emit.attribute("prompt_budget")
     lengths = None if budgets is None else emit.Min("prompt_lengths", budgets)

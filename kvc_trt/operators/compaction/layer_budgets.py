@@ -86,7 +86,7 @@ def _cost(emit: Emitter, values: Value, pairs: np.ndarray, layers: int) -> Value
 
 
 def _spread(emit: Emitter, wanted: Value, room: Value) -> Value:
-    """Cut `wanted` [B,L] to `room` [B,1]; what is cut off goes to the first layers that have room."""
+    """Cut `wanted` [B,L] to `room` [B,1]; the surplus goes to the first layers that have room."""
     held = emit.Min(wanted, room)
     surplus = emit.ReduceSum(emit.Sub(wanted, held), [1])
     free = emit.Sub(room, held)

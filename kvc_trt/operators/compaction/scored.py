@@ -52,7 +52,7 @@ def scored_compaction(
     """Return the operator that keeps the `prompt_budget` tokens of highest rank.
 
     They are those of a prompt; with `of_turn` stored and new tokens of a cache that has a format. `inputs` and `extra`
-    attributes are those that the rank reads in addition to keys, values and lengths. `state` is what the cache carries
+    attributes are those that the rank reads in addition to keys, values and lengths. `state` is the cache's state
     beside keys and values: BOUNDS of pages, or SLOT_POSITIONS, which equal `indices`. `budget` describes the budget.
     """
 

@@ -1,7 +1,7 @@
 """KvcStoreTokens: store the first tokens of a table in a cache that has a format.
 
-Used where no operator chooses what stays: by methods that keep everything, and by those that keep the first and the
-last tokens. A cache of the activations' type needs no operator for it.
+Used where no operator chooses the kept tokens: by methods that keep everything, and by those that keep the first and
+the last tokens. A cache of the activations' type needs no operator for it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _rank(emit: Emitter, tables: Tables) -> Value:
 
 
 def _scores(emit: Emitter, tables: Tables) -> Value:
-    """Return what the last query attends to each position, FLOAT [B,G,S]."""
+    """Return the attention of the last query to each position, FLOAT [B,G,S]."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
     paid = emit.ReduceSum(observed_attention(emit, tables.keys, rows, columns), [1])
     return str(emit.Expand(paid, emit.Shape("k", end=3)))
@@ -44,7 +44,7 @@ def _among(emit: Emitter, scores: Value, *, by_row: bool) -> Value:
 
 
 def _write_scored(emit: Emitter, layout: Layout, *, by_row: bool = False) -> Mapping[str, Value]:
-    """Write the body of an operator that gives the scores of what it keeps, or of one whose rows have budgets."""
+    """Write the body of an operator that returns the scores of the kept tokens, or of one whose rows have budgets."""
     tables = stored_tables(layout, *OF_TURN) if by_row else EXACT
     scores = _scores(emit, tables)
     budgets = BUDGETS.name if by_row else None

@@ -1,8 +1,8 @@
-"""KvcTrimBesideRecent: cut what was kept of a prompt to each row's budget, once the budgets are known.
+"""KvcTrimBesideRecent: cut the kept tokens of a prompt to each row's budget, once the budgets are known.
 
-For evictions that keep the last tokens and the best of the others: what a smaller budget keeps is among what a larger
-one does, even where the share of last tokens follows the budget. So a layer keeps as much as it may get, with scores,
-and is trimmed when SqueezeAttention (arXiv 2404.04793) has set the budgets of all layers.
+For evictions that keep the last tokens and the best of the others: the tokens kept at a smaller budget are among those
+kept at a larger one, even where the share of last tokens follows the budget. So a layer keeps as much as it may get,
+with scores, and is trimmed when SqueezeAttention (arXiv 2404.04793) has set the budgets of all layers.
 """
 
 from __future__ import annotations

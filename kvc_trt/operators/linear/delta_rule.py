@@ -1,10 +1,10 @@
 """KvcDeltaRule: a linear layer takes in many tokens of each row, and is read after each of them.
 
-Tokens are taken in by chunks (Yang et al., arXiv 2412.06464, section 3.3; 2406.06484 for the form): what each token of
-a chunk writes follows from a triangular system, and the memory is read and written once for all of them. The system's
-matrix is inverted by halves: [[A,0],[C,B]] has the inverse [[A',0],[-B'CA',B']], and blocks of one token are 1. That is
-forward substitution in another order. A sum of powers would be fewer products, but keys that repeat make the powers
-grow far beyond the inverse.
+Tokens are taken in by chunks (Yang et al., arXiv 2412.06464, section 3.3; 2406.06484 for the form): the values that
+each token of a chunk writes follow from a triangular system, and the memory is read and written once for all of them.
+The system's matrix is inverted by halves: [[A,0],[C,B]] has the inverse [[A',0],[-B'CA',B']], and blocks of one token
+are 1. That is forward substitution in another order. A sum of powers would be fewer products, but keys that repeat make
+the powers grow far beyond the inverse.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _take_in(emit: Emitter, tokens: _Tokens, scale: Value, index: Value, memory: Value) -> tuple[Value, Value]:
-    """Take in chunk `index`; return the memory after it, and what was read, FLOAT [B,ValueHeads,CHUNK,ValueSize]."""
+    """Take in chunk `index`; return the memory after it, and the values read, FLOAT [B,ValueHeads,CHUNK,ValueSize]."""
     first = one(emit, emit.Mul(index, CHUNK))
     end = emit.Add(first, CHUNK)
     seen = float32(emit, emit.Slice(tokens.seen, first, emit.Add(end, tokens.kernel - 1), [1]))

@@ -41,7 +41,8 @@ def of_tokens(*rows: str) -> tuple[Tensor, ...]:
 
 
 def read_of_tokens(*rows: str) -> tuple[Tensor, ...]:
-    """Return the outputs of an operator over tokens: what the heads read, and the state after the last token."""
+    """Return the outputs of an operator over tokens: the values that the heads read, and the state after the last
+    token."""
     return (Tensor("output", CACHE, (*rows, "ValueHeads", "ValueSize")), *map(updated, STATE))
 
 
@@ -86,7 +87,7 @@ def _of_length_one(emit: Emitter, x: Value) -> Value:
 
 
 def log_decays(emit: Emitter) -> Value:
-    """Return the logarithm of what stays of the memory at each token, FLOAT in the shape of `decay`."""
+    """Return the logarithm of the share of the memory that stays at each token, FLOAT in the shape of `decay`."""
     steps = emit.Softplus(emit.Add(float32(emit, "decay"), float32(emit, "decay_bias")))
     return str(emit.Neg(emit.Mul(emit.Exp(float32(emit, "decay_log")), steps)))
 

@@ -1,7 +1,8 @@
 """KvcCompactHeavyHittersOfTurn: after a turn, the last tokens and those that have received the most attention.
 
-Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. What the turn's queries attend to is added to
-what each stored token has received before. In KvcCompactHeavyHittersOfTurnByRow each row keeps a number of its own.
+Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. The attention of the turn's queries is added to
+the sum that each stored token has received before. In KvcCompactHeavyHittersOfTurnByRow each row keeps a number of its
+own.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _write(emit: Emitter, layout: Layout, *, by_row: bool = False) -> Mapping[st
 
 
 def _received(emit: Emitter, keys: Vectors) -> Value:
-    """Return what each token received before and from the turn's queries, summed over the group; FLOAT [B,G,T]."""
+    """Return the attention that each token received before and from the turn's queries, summed over the group; FLOAT
+    [B,G,T]."""
     blocks = query_blocks(emit)
     length, last = size(emit, "k", 2), emit.Sub(blocks.count, 1)
     lengths = emit.Reshape("lengths", [-1, 1, 1, 1, 1])

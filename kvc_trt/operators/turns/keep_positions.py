@@ -1,8 +1,8 @@
 """KvcKeepPositions: the logical positions of the entries that a compaction after a turn kept.
 
-A decode step does not record the position of what it appends. It does not have to: since the last compaction all tokens
-were stored one behind the other, so an entry without a recorded position is as far before the turn's first token in the
-text as in the cache.
+A decode step does not record the position of the token that it appends. It does not have to: since the last compaction
+all tokens were stored one behind the other, so an entry without a recorded position is as far before the turn's first
+token in the text as in the cache.
 """
 
 from __future__ import annotations

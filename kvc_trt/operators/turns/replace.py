@@ -1,4 +1,4 @@
-"""KvcReplaceCache, KvcReplaceBounds: overwrite a cache by what a turn's compaction kept of it.
+"""KvcReplaceCache, KvcReplaceBounds: overwrite a cache with the tokens that a turn's compaction kept.
 
 No graph on disk has them: an executor that binds one buffer as a cache's input and output needs no such step. TensorRT
 shares a buffer only where a plugin says so, and a compaction, which reads a joined copy, does not have the cache among

@@ -63,7 +63,7 @@ def _speed(result: Result) -> Iterator[str]:
 
 
 def _advice(engine: Mapping[str, Any]) -> str:
-    """Return what to build instead; only for a policy that reads a part of its cache."""
+    """Advise on a build that is faster; empty unless the policy reads a part of its cache."""
     if not policies.named(engine["policy"]["policy"]).selection.reads_a_part:
         return ""
     measures = backend(engine["backend"]).measures_break_even
@@ -116,7 +116,7 @@ def _compaction(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _decode_memory(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Say what the largest row's steps need of what the twin's need, if that can be told from noise."""
+    """Compare the memory of the largest row's steps with the twin's, if the difference stands out from noise."""
     engine = [row for row in rows if row["side"] == "engine" and row["peak_share_of_dense"] is not None]
     if not engine:
         return

@@ -62,7 +62,7 @@ def _where(row: Row) -> str:
 
 
 def _tiles(result: Result) -> list[tuple[str, str]]:
-    """Return what to read first: the longest context at the smallest batch, and the largest memory."""
+    """Return the figures to read first: the longest context at the smallest batch, and the largest memory."""
     engine = _of_side(result["rows"], "engine")
     if not engine:
         return []
@@ -98,7 +98,8 @@ def _latency(rows: Sequence[Row], batch: int) -> str:
 
 
 def _roofline(result: Result) -> str:
-    """Draw what each step moves per second against what it has to move; the copy bandwidth is the roof."""
+    """Draw the bytes that each step moves per second against the bytes that it has to move; the copy bandwidth is the
+    roof."""
     rows = result["rows"]
     if not rows:
         return ""

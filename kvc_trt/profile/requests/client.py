@@ -43,7 +43,7 @@ class Run:
 
 
 def ask_all(scheduler: Scheduler, asked: Asking, concurrency: int, advance: Advance) -> Run:
-    """Ask every request when it is due, at most `concurrency` at a time; raises what the first failure raises."""
+    """Ask every request when it is due, at most `concurrency` at a time; raises the first failure's exception."""
     return _finished(_ask_all(scheduler, asked, concurrency, advance))
 
 

@@ -34,7 +34,7 @@ def profile_requests(
 
     Sizes are in bytes, `duration` in seconds, other times in milliseconds, rates per second. `rows` has each side's
     medians over the repeats, `runs` every run. Raises InputError for a load that the engine cannot take,
-    UnsupportedEnvironment where the caches do not fit, and what a request that fails raises.
+    UnsupportedEnvironment where the caches do not fit, and the exception of a request that fails.
     """
     asked = asking(load, engine)
     concurrency = load.concurrency or engine.build.max_batch_size
@@ -105,7 +105,7 @@ def _request_info(load: Load, asked: Asking, concurrency: int) -> dict[str, Any]
 
 
 def _findings(result: Mapping[str, Any]) -> Iterator[str]:
-    """Say what follows from the figures."""
+    """Yield the findings that follow from the figures."""
     yield from measured_on(result["machine"])
     engine, dense = result["rows"]
     ratios = [

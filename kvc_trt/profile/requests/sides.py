@@ -55,8 +55,8 @@ def sides_of(engine: EngineDirectory, asked: Asking, rows: int, concurrency: int
     """Return the engine with `rows` rows, and the twin with those that fit into as many bytes, at least one.
 
     Caches of the twin are as long as the longest request. A row of it counts as the bytes of a request of mean length,
-    which is what it would take of a cache in pages, such as vLLM's: a twin whose short requests pay for the longest one
-    would be a weak baseline. It has no more rows than there are requests at a time.
+    which is its size in a paged cache, such as vLLM's: a twin whose short requests pay for the longest one would be a
+    weak baseline. It has no more rows than there are requests at a time.
     """
     program = engine_program(engine)
     own = Side("engine", program, rows, _row_bytes(program))

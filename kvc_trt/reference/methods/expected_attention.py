@@ -1,4 +1,4 @@
-"""Expected Attention: estimate what future queries attend to from the prompt's queries (arXiv 2510.00636).
+"""Expected Attention: estimate the attention of future queries from the prompt's queries (arXiv 2510.00636).
 
 A head's queries before the rotary embedding are modelled as draws from a normal distribution, whose mean and covariance
 are those of the prompt's queries. Rotated by the mean rotation of the next positions, it gives the attention that each

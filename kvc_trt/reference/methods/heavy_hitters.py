@@ -74,8 +74,9 @@ def keep_heavy_hitters_of_turn(
     """Keep `recent` last tokens and the `heavy` best others of stored and new tokens, as after a prompt.
 
     queries [B,H,M,D]: those of the new tokens after RoPE, the last in row M-1; keys, values [B,G,T,D]: stored tokens in
-    text order, then the new ones; lengths [B]: stored and new; new_lengths [B], each in 1..M; scores [B,G,T]: what each
-    has received before, 0 for new ones. `scores` of the result are those kept, with what these queries add.
+    text order, then the new ones; lengths [B]: stored and new; new_lengths [B], each in 1..M; scores [B,G,T]: the
+    attention that each has received before, 0 for new ones. `scores` of the result are those of the kept tokens, with
+    the attention of these queries added.
     """
     rows = check_prompts(keys, values, lengths)
     checks.tensor("scores", scores, f"{list(keys.shape[:3])}", *keys.shape[:3], dtype=keys.dtype)

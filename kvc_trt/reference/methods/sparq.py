@@ -1,4 +1,5 @@
-"""SparQ: which tokens one decode step reads, and what replaces the others (arXiv 2312.04985, algorithm 1)."""
+"""SparQ: the tokens that one decode step reads, and the mean that replaces the others (arXiv 2312.04985, algorithm
+1)."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def reallocated(
     attended: Tensor, query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, selected: Tensor, channels: Tensor,
     *, dense_limit: int,
 ) -> Tensor:  # fmt: skip
-    """Give the mean value what unread tokens would get, where exact attention over `selected` is known already.
+    """Give the mean value the weight of unread tokens, where exact attention over `selected` is known already.
 
     attended, query [B,H,D]; keys, values [B,G,C,D]; lengths [B]; selected [B,G,k], -1 where a row has fewer; channels
     [B,G,r] score the tokens. Rows of at most `dense_limit` tokens read all of them, and stay as they are.

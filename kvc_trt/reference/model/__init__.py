@@ -1,1 +1,2 @@
-"""A whole decoder from the reference's parts: layers, experts, and rules for what its caches keep and read."""
+"""A whole decoder from the reference's parts: layers, experts, and rules for the tokens that its caches keep and
+read."""

@@ -1,9 +1,10 @@
-"""The caches of a decoder's layers under a policy: compact a prompt, append a token, read what a step selects.
+"""The caches of a decoder's layers under a policy: compact a prompt, append a token, read the tokens that a step
+selects.
 
 A layer's KV heads may form several groups, each with its own cache and rule (`Rule.groups`).
 
-A prompt's own attention and the votes for what stays of it read exact keys and values. What stays is stored in the
-rule's format, and everything that reads a cache afterwards reads what is stored.
+A prompt's own attention and the votes for its kept tokens read exact keys and values. Kept tokens are stored in the
+rule's format, and everything that reads a cache afterwards reads the stored values.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class LayerCaches:
         return [self._compact((layer, number), group, projected, prompt_lengths, budgets) for number, group in groups]
 
     def attend(self, layer: int, projected: Projected, positions: Tensor, caches: list[LayerCache]) -> Tensor:
-        """Append one token per row to a layer's caches and attend to what the policy reads; returns [B,H,D]."""
+        """Append one token per row to a layer's caches and attend to the tokens that the policy reads; returns
+        [B,H,D]."""
         output = torch.empty_like(projected.query)
         for number, (group, cache) in enumerate(zip(self._parameters.groups(layer), caches, strict=True)):
             new, heads = self._of_group(group, projected)
@@ -216,7 +218,7 @@ class LayerCaches:
         return cache
 
     def _fill(self, cache: LayerCache, kept: Compacted, parameters: Rule) -> None:
-        """Let a cache hold what was kept, with room for the tokens to come; `kept.indices` are logical positions."""
+        """Fill a cache with the kept tokens, with room for the tokens to come; `kept.indices` are logical positions."""
         cache.keys, cache.values = (_with_room(part, parameters.capacity) for part in (kept.keys, kept.values))
         cache.lengths = kept.lengths.to(torch.int64)
         cache.indices, cache.positions = kept.indices, _with_room(kept.indices.long(), parameters.capacity)
@@ -257,7 +259,7 @@ class LayerCaches:
         return group.parameters.policy != self._parameters.policy
 
     def _select(self, layer: int, group: HeadGroup, new: Projected, cache: LayerCache) -> Tensor:
-        """Attend to what the policy reads, [B,heads,D]; then drop what it evicts."""
+        """Attend to the tokens that the policy reads, [B,heads,D]; then drop those that it evicts."""
         if self._is_exempt(group):
             return dense_attention(new.query, cache.keys, cache.values, cache.lengths, softmax=cache.softmax)
         query, seen = new.query, cache
@@ -302,7 +304,8 @@ class LayerCaches:
 def as_stored(tokens: Tokens, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return exact keys and values [B,heads,n,D] of some tokens as a cache of their rule gives them back.
 
-    A cache holds what is read of it. That is as good as codes: they move, and are never made a second time."""
+    The reference's caches hold the dequantised values. That is as good as codes, which move and are never made a second
+    time."""
     stored = CACHE_FORMATS[tokens.rule.kv_cache]
     return read_back(keys, stored.keys), read_back(values, stored.values)
 
@@ -322,7 +325,7 @@ def _stacked(rows: list[Tensor], slots: int, *, last: bool = False) -> Tensor:
 
 
 def _together(rows: list[Compacted], slots: int) -> Compacted:
-    """Return what single rows keep as a batch, each with zeros to `slots` slots."""
+    """Return the kept tokens of single rows as a batch, each with zeros to `slots` slots."""
     missing = [torch.nn.functional.pad(row.indices, (0, slots - row.indices.shape[2]), value=-1) for row in rows]
     scores = [_with_room(row.scores, slots) for row in rows if row.scores is not None]
     return Compacted(

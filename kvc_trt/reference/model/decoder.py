@@ -1,9 +1,9 @@
 """A whole decoder under any policy: prefill, compaction after each layer's attention, cached decoding.
 
-Prefill computes one row at a time, so padding cannot leak; decoding computes the batch together. Positions (what the
-rotary embedding sees) and cache lengths (what is stored) are separate: after eviction they differ. The last prompt
-token is part of prefill, so the first logits come from exact attention. The released code's alternative, a prompt one
-token shorter and a first sparse step, is not offered.
+Prefill computes one row at a time, so padding cannot leak; decoding computes the batch together. Positions (for the
+rotary embedding) and cache lengths (the numbers of stored tokens) are separate: after eviction they differ. The last
+prompt token is part of prefill, so the first logits come from exact attention. The released code's alternative, a
+prompt one token shorter and a first sparse step, is not offered.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ReferenceDecoder:
         self._caches.method = method
 
     def follow(self, read_back: ReadBack) -> None:
-        """Let caches give back what `read_back` says, in place of what the rule's format makes of keys and values."""
+        """Read keys and values back from caches by `read_back`, instead of by the rule's format."""
         self._caches.read_back = read_back
 
     @torch.inference_mode()
@@ -271,7 +271,7 @@ class ReferenceDecoder:
         return self._with_update(weights, hidden, self._product(weights, "self_attn.o_proj", flat))
 
     def _with_update(self, weights: Weights, hidden: Tensor, update: Tensor) -> Tensor:
-        """Add what attention, or a linear layer, has made of the residual stream [N,hidden] to it."""
+        """Add the result of attention, or of a linear layer, to the residual stream [N,hidden]."""
         return hidden + self._added(weights, ATTENTION_RESULT_NORM, update)
 
     def _feed_forward(self, index: int, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:
@@ -286,11 +286,11 @@ class ReferenceDecoder:
         return hidden + self._added(weights, FEED_FORWARD_RESULT_NORM, update)
 
     def _read(self, weights: Weights, name: str, hidden: Tensor) -> Tensor:
-        """Return what attention or feed-forward read of the residual stream: a norm of it, or the stream itself."""
+        """Return the input of attention or feed-forward: a norm of the residual stream, or the stream itself."""
         return self._norm(weights, name, hidden) if self._parts.norms.reads_norm else hidden
 
     def _added(self, weights: Weights, name: str, update: Tensor) -> Tensor:
-        """Return what a block adds to the stream: its result or the norm of it, times the model's scale."""
+        """Return the update that a block adds to the stream: its result or the norm of it, times the model's scale."""
         normed = self._norm(weights, name, update) if self._parts.norms.adds_norm else update
         return normed * self._parts.residual_scale
 

@@ -60,7 +60,7 @@ class Rule(Protocol):
 
     @property
     def window(self) -> int:
-        """The number of last queries of a prompt that decide what is kept."""
+        """The number of last queries of a prompt that decide which tokens are kept."""
 
     @property
     def page_size(self) -> int:
@@ -72,7 +72,7 @@ class Rule(Protocol):
 
     @property
     def kv_cache(self) -> str:
-        """The format of what is kept, one of `CACHE_FORMATS`."""
+        """The format of the cache, one of `CACHE_FORMATS`."""
 
     @property
     def has_pages(self) -> bool:
@@ -84,7 +84,7 @@ class Rule(Protocol):
 
     @property
     def future_positions(self) -> int:
-        """Positions after a prompt at which queries are expected, where these decide what stays; else 0."""
+        """Positions after a prompt at which queries are expected, where these decide which tokens are kept; else 0."""
 
     @property
     def positions(self) -> str:
@@ -126,7 +126,7 @@ class Rule(Protocol):
         """Return the groups of one layer, one per cache."""
 
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
-        """Return what compaction uses of the prompt's queries."""
+        """Return the statistics or queries of the prompt that compaction uses."""
 
     def keeping(self, budget: int) -> Rule:
         """Return the same rule with another budget: of a prompt, or of everything if a step evicts."""
@@ -164,7 +164,7 @@ class HeadGroup(Protocol):
 
 
 class Method(Protocol):
-    """Decides what is kept of a prompt and what a step reads; `parameters` is the rule of the cache."""
+    """Decides which tokens of a prompt are kept and which a step reads; `parameters` is the rule of the cache."""
 
     def compact(
         self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: Any
@@ -177,4 +177,5 @@ class Method(Protocol):
         """Compact stored and new tokens after a turn; indices count entries of `turn.keys`."""
 
     def select(self, query: Tensor, cache: LayerCache, parameters: Any) -> Selection:
-        """Attend [B,H,D] to a cache that holds the current token; return the output, what was read and what is kept."""
+        """Attend [B,H,D] to a cache that holds the current token; return the output, the tokens read and the tokens
+        kept."""

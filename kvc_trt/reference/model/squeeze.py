@@ -2,12 +2,12 @@
 
 "SqueezeAttention: 2D Management of KV-Cache in LLM Inference via Layer-wise Optimal Budget", arXiv 2404.04793. The
 cosine between the residual stream before and after a layer's attention is high if the layer matters little. The cosines
-of all layers form three clusters; the layers of the highest one keep `share` of the budget, and what they give up is
+of all layers form three clusters; the layers of the highest one keep `share` of the budget, and the rest of theirs is
 divided evenly among the others.
 
 Deviations: the clusters are the exact one-dimensional optimum (published: k-means from random starts), so equal inputs
 give equal budgets; integer budgets sum exactly to layers x budget (published: truncated); budgets are held within
-[minimum, maximum], and what a full layer cannot take goes to the most important layers with room.
+[minimum, maximum], and the surplus of a full layer goes to the most important layers with room.
 """
 
 from __future__ import annotations

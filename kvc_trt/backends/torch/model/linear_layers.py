@@ -1,9 +1,9 @@
 """Linear layers (Gated DeltaNet, Yang et al., arXiv 2412.06464) in PyTorch: steps of one token, prompts by chunks.
 
-What the tokens of a chunk write follows from a triangular system (section 3.3). It is solved for all chunks of a block
-at once; the memory then passes from chunk to chunk. All of it is computed in float32, and padding decays nothing and
-writes nothing. `kvc_trt/operators/linear` has the same rule as standard operators; here nothing waits for the device,
-so that steps can be captured.
+The values that the tokens of a chunk write follow from a triangular system (section 3.3). It is solved for all chunks
+of a block at once; the memory then passes from chunk to chunk. All of it is computed in float32, and padding decays
+nothing and writes nothing. `kvc_trt/operators/linear` has the same rule as standard operators; here nothing waits for
+the device, so that steps can be captured.
 """
 
 from __future__ import annotations
