@@ -101,7 +101,7 @@ def validated_document(schema: type[Document], document: object, source: str) ->
 
 
 def _followed(location: Iterable[int | str], document: Any) -> tuple[str, Any]:
-    """Return the part of a location that a document has, as a path, and what is there; the rest names types."""
+    """Return the part of a location that a document has, as a path, and the value there; the rest names types."""
     path: list[str] = []
     for part in location:
         try:

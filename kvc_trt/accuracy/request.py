@@ -1,4 +1,4 @@
-"""From what a user asked to a report: of an engine, or of a model under many policies and token budgets."""
+"""From a user's request to a report: of an engine, or of a model under many policies and token budgets."""
 
 from __future__ import annotations
 

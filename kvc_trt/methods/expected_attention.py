@@ -3,7 +3,7 @@ Attention: KV Cache Compression by Estimating Attention from Future Queries Dist
 
 The prompt's queries, before their rotary embedding, have a mean and a covariance; turned to the positions that follow
 the prompt, these give in closed form the attention that each key will receive. The question takes no part, so a prompt
-can be compressed before anybody knows what will be asked. `expected-attention` then attends densely to the kept tokens,
+can be compressed before the question is known. `expected-attention` then attends densely to the kept tokens,
 `expected-attention-hybrid` reads the best of them as RocketKV does, and keeps as much of a prompt as RocketKV.
 
 After a turn of a conversation, stored and new tokens are ranked like a prompt, by the queries expected after it: their

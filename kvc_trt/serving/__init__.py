@@ -1,4 +1,5 @@
-"""Engines behind the servers that users already run. This package's root has what all of them share, and names none."""
+"""Engines behind the servers that users already run. The root of this package holds the code that all servers share,
+and names no server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A data set: samples of one task as JSON lines, the same bytes wherever and whenever they are drawn.
 
-The first line says what the samples are (task, seed, sizes, options, tokenizer); each other line is one sample. The
-digest is the SHA-256 of the whole file.
+The first line describes the samples (task, seed, sizes, options, tokenizer); each other line is one sample. The digest
+is the SHA-256 of the whole file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST_DATA_SET = 1 << 30
 
 @dataclass(frozen=True)
 class DataSet:
-    """Samples 0, 1, ... of a task, and what they were drawn with."""
+    """Samples 0, 1, ... of a task, and the settings they were drawn with."""
 
     task: str
     seed: int

@@ -2,8 +2,7 @@
 
 Plain, the prompt is context and question, which ends with the beginning of the answer. Through the template, context
 and question are the user's message; the template opens the reply, and the beginning of the answer is put there. Either
-way the text is cut where the context ends: what comes after is fed last, or after compaction where a question arrives
-late.
+way the text is cut where the context ends: the rest is fed last, or after compaction where a question arrives late.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class Framing:
     def turn(self, sample: TaskSample) -> tuple[int, ...]:
         """A question that follows an answer, as it is fed; the template's end of that answer comes first.
 
-        InputError for a template that rewrites what came before.
+        InputError for a template that rewrites earlier messages.
         """
         if self.between is None:
             raise InputError(

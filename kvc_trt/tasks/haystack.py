@@ -61,9 +61,9 @@ def fit_units(
 ) -> int:
     """The largest n in [minimum, maximum] with tokens(render(n)) + max_new_tokens <= target_tokens.
 
-    `render` gives the whole prompt with n units and must be pure. What is returned was measured, so it fits even where
-    the length is not monotone in n; it is the largest where it is. Units of at least one token are never more than
-    `target_tokens`, which bounds the search for any tokenizer. InputError if `minimum` units do not fit.
+    `render` gives the whole prompt with n units and must be pure. The length at the returned n was measured, so it fits
+    even where the length is not monotone in n; where it is, n is the largest. Units of at least one token are never
+    more than `target_tokens`, which bounds the search for any tokenizer. InputError if `minimum` units do not fit.
     """
     room = target_tokens - max_new_tokens
 

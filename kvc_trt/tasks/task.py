@@ -28,10 +28,10 @@ _OPTION_TYPES: dict[type, str] = {float: "a number", int: "a whole number", str:
 class TaskSample:
     """One question about one context.
 
-    Query-aware, the prompt is context and question: the window that decides what is kept has seen the question.
-    Query-agnostic, the prompt is the context alone, and the question is fed through decode after compaction. `context`
-    ends where the question begins, and `question` ends with the prefix of the answer, if the task has one. What a chat
-    template puts around them is `framing`'s affair.
+    Query-aware, the prompt is context and question: the window that decides which tokens are kept has seen the
+    question. Query-agnostic, the prompt is the context alone, and the question is fed through decode after compaction.
+    `context` ends where the question begins, and `question` ends with the prefix of the answer, if the task has one.
+    `framing` adds the text of a chat template around them.
     """
 
     task: str
@@ -40,7 +40,7 @@ class TaskSample:
     context: str
     question: str
     answers: tuple[str, ...]
-    meta: dict[str, Any] = field(default_factory=dict)  # JSON values: the depth, the length, what was asked
+    meta: dict[str, Any] = field(default_factory=dict)  # JSON values: the depth, the length, the key or name asked for
 
     @property
     def prompt(self) -> str:
@@ -51,7 +51,7 @@ class TaskSample:
     def answer_prefix(self) -> str:
         """The end of `question` that is the answer's beginning, with the white space before it.
 
-        It is what follows the question mark, or the last line of a question that is an instruction; a sample whose
+        It is the text after the question mark, or the last line of a question that is an instruction; a sample whose
         `meta` names it has that one.
         """
         if (named := self.meta.get("answer_prefix")) is not None:
@@ -93,8 +93,8 @@ class Task:
     (teacher-forced) after the prompt was compacted, and the score is the mean of their negative log-likelihoods in nats
     (`likelihood.mean_negative_log_likelihood`): lower is better, 0 is perfect, and `score` is None.
 
-    `max_new_tokens` is what the originals generate, and what a continuation never exceeds; a model that ends its
-    answers sooner needs less. A task that reads `ids` is written as decimal token ids between spaces, needs no
+    `max_new_tokens` is the number that the originals generate, and that a continuation never exceeds; a model that ends
+    its answers sooner needs less. A task that reads `ids` is written as decimal token ids between spaces, needs no
     tokenizer, and takes the option `vocabulary_size`.
     """
 
@@ -177,7 +177,7 @@ def sample_rng(stream: str, seed: int, index: int) -> np.random.Generator:
 
 
 def string_match_all(output: str, answers: Sequence[str]) -> float:
-    """The share of references that the output contains, whatever their case: RULER's score of its synthetic tasks."""
+    """The share of references that the output contains, ignoring case: RULER's score of its synthetic tasks."""
     said = output.lower()
     return sum(answer.lower() in said for answer in answers) / len(answers)
 

@@ -1,4 +1,4 @@
-"""The tokenizer that a data set is sized with, and whether it can spell what the data set asks for."""
+"""The tokenizer that sizes a data set, and the check that it can spell the answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvc_trt.tasks.task import TaskSample
 
 @dataclass(frozen=True)
 class TaskTokenizer:
-    """A tokenizer, what identifies it, and how many positions its model has."""
+    """A tokenizer, its identity, and the number of positions of its model."""
 
     tokenizer: Tokenizer
     fingerprint: str
@@ -105,7 +105,7 @@ def _task_tokenizer(tokenizer: Tokenizer, positions: int | None) -> TaskTokenize
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
-    """The id of whatever the vocabulary lacks; None where every text has tokens.
+    """The id of text that the vocabulary lacks; None where every text has tokens.
 
     InputError for a file that the library reads although it is not JSON.
     """

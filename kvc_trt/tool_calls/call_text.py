@@ -39,7 +39,7 @@ class CallText:
         return self.name is not None and self._has_arguments
 
     def new_arguments(self) -> str:
-        """Return what has come of the arguments since the last time; nothing before `has_begun`."""
+        """Return the text of the arguments that has arrived since the last call; nothing before `has_begun`."""
         if not self.has_begun:
             return ""
         new = "".join(self._arguments)
@@ -52,7 +52,7 @@ class CallText:
             if self._value.push(character):
                 (self._arguments if self._state == "arguments" else self._text).append(character)
                 return not self._value.is_closed or self._took()
-            if not (self._value.is_whole and self._took()):  # null ends with what follows it
+            if not (self._value.is_whole and self._took()):  # only the next character ends null
                 return False
         if character in SPACE:
             return self._state != "start"

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of what is said to the user."""
+    """A piece of the text for the user."""
 
     text: str
 

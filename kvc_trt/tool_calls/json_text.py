@@ -1,4 +1,4 @@
-"""JSON as it comes, character by character: whether it can still be a value, where it ends, what it holds if cut."""
+"""JSON read character by character: whether it can still be a value, where it ends, and its value if cut short."""
 
 from __future__ import annotations
 

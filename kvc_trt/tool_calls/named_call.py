@@ -32,7 +32,7 @@ class NamedCall:
         return self._value.is_closed
 
     def new_arguments(self) -> str:
-        """Return what has come of the arguments since the last time; nothing before `has_begun`."""
+        """Return the text of the arguments that has arrived since the last call; nothing before `has_begun`."""
         new, self._arguments = self._arguments, ""
         return new
 

@@ -1,8 +1,8 @@
-"""The text of an answer, read as it comes: what is said, thoughts, and calls of tools.
+"""The text of an answer, read as it arrives: content, thoughts, and tool calls.
 
 Characters are read one by one, so the deltas say the same however the text was cut into pieces. A call is announced
-once its name and the beginning of its arguments are there. What turns out to be no call before that is content, to the
-character; where one breaks off later, the rest is content, and the arguments stay incomplete. White space around
+once its name and the beginning of its arguments are there. Text that turns out before that to be no call is content, to
+the character; where a call breaks off later, the rest is content, and the arguments stay incomplete. White space around
 thoughts, before calls and after the last one is dropped.
 """
 
@@ -40,7 +40,7 @@ class CallMarks:
     """Marks within a call."""
 
     def new_call(self, tools: Mapping[str, Mapping[str, Any]], first: str) -> CallText | NamedCall | XmlCall | None:
-        """Return what reads a call that begins with this character; None for none."""
+        """Return the reader of a call that begins with this character; None if no call does."""
         if first == "{":
             return CallText(tools.keys())
         if self.writing == "named":
@@ -120,7 +120,7 @@ class Reader:
         return self._mode is _Mode.DONE
 
     def feed(self, text: str) -> list[Delta]:
-        """Return what is certain with this text; pieces of one kind are one delta."""
+        """Return the deltas that are certain with this text; pieces of one kind are one delta."""
         if self._is_plain:
             return [Content(text)] if text else []
         for character in text:
@@ -128,7 +128,7 @@ class Reader:
         return self._new_deltas()
 
     def finish(self) -> list[Delta]:
-        """Return what was held back, at the end of the answer."""
+        """Return the text held back, at the end of the answer."""
         if self._mode is _Mode.THOUGHTS:
             self._think(self._held)
         elif self._mode is _Mode.CONTENT:
@@ -270,7 +270,7 @@ class Reader:
                 self._read(one)
 
     def _give_up(self) -> None:
-        """Take the text of what is no call as content. Its last character may begin something else."""
+        """Take the text that turned out to be no call as content. Its last character may begin something else."""
         last = self._raw.pop()
         self._mode = _Mode.CONTENT
         self._say_raw()

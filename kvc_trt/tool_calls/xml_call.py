@@ -49,7 +49,7 @@ class XmlCall:
         return self.name is not None
 
     def new_arguments(self) -> str:
-        """Return what has come of the arguments since the last time."""
+        """Return the text of the arguments that has arrived since the last call."""
         new, self._arguments = self._arguments, ""
         return new
 

@@ -45,7 +45,7 @@ class Candidates:
 
     fitting: tuple[Candidate, ...]
     refused: Mapping[str, str]
-    """By method: what its smallest engine takes, or why there is none."""
+    """By method: the bytes of its smallest engine, or the reason that there is none."""
     too_large: Candidate | None = None
     """The smallest row of all that do not fit; None where no engine was too large."""
 
@@ -54,8 +54,8 @@ def method_names(named: Sequence[str] | None, formats: Sequence[str] | None, *, 
     """Return the methods to try: policies with settings after colons.
 
     `named` None takes every policy that is a candidate by default, with its ALTERNATIVES, those of layers where they
-    can be measured and for caches as they are. What a user names is tried as it is, in every format unless it has its
-    own. InputError for an unknown policy or format.
+    can be measured and for caches as they are. A policy that a user names is tried as it is, in every format unless it
+    has its own. InputError for an unknown policy or format.
     """
     known = [one.name for one in policies.describe()]
     for name in (one.partition(":")[0] for one in named or ()):

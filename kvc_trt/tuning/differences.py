@@ -50,7 +50,7 @@ class Qualities(Generic[Name]):
         return bootstrap_interval([better - own for better, own in pairs])
 
     def worse(self, name: Name, other: Name) -> bool:
-        """True if `other` is better beyond what chance explains."""
+        """True if `other` is better by more than chance explains."""
         return self.prompts >= FEWEST and self.behind(name, other)[0] > 0
 
     def within_one_error(self, name: Name, other: Name) -> bool:

@@ -1,6 +1,6 @@
 """Successive halving: many candidates on few prompts, and fewer of them on more.
 
-After each round a candidate goes if one that stays takes no more bytes and is better beyond what chance explains; or,
+After each round a candidate goes if one that stays takes no more bytes and is better by more than chance explains; or,
 where the wanted share stays already, if one that stays takes no more bytes, or the best one is better beyond chance.
 """
 

@@ -1,4 +1,4 @@
-"""The result of a run: every candidate with its figures, the recommendation, and what both mean in words."""
+"""The result of a run: every candidate with its figures, the recommendation, and the meaning of both in words."""
 
 from __future__ import annotations
 

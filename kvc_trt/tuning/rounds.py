@@ -1,7 +1,7 @@
 """The rounds of a run: ask some prompts of every candidate that is left, narrow these down, and ask more prompts.
 
-What is known stands in the results of `kvc_trt.accuracy`, answer by answer, so a run that was stopped goes on where it
-was: rounds whose answers are known are judged again from the file, which gives the same candidates as before.
+The scores known so far are in the results of `kvc_trt.accuracy`, answer by answer, so a run that was stopped goes on
+where it was: rounds whose answers are known are judged again from the file, which gives the same candidates as before.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def ask(
     until: float | None,
     after_round: Callable[[Standing], object],
 ) -> Standing:
-    """Ask the rounds that are not over, until the time is; `after_round` sees what is known after each."""
+    """Ask the remaining rounds, until the time is over; `after_round` gets the standing after each."""
     counts = list(rounds(len(asked.prompts.names)))
     pace = _Pace()
     for number, count in enumerate(counts, 1):

@@ -1,4 +1,4 @@
-"""From what a user asked to a recommendation: candidates, rounds of prompts, step times, files."""
+"""From a user's request to a recommendation: candidates, rounds of prompts, step times, files."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def tune_model(
 ) -> Tuned:
     """Measure candidates on a file's prompts and choose one; the files are in the request's directory.
 
-    That no candidate is good enough is in the result, not raised. InputError for what cannot be asked, and where no
-    candidate fits the memory.
+    That no candidate is good enough is in the result, not raised. InputError for a request that cannot be right, and
+    where no candidate fits the memory.
     """
     started = time.monotonic()
     asked.check()
@@ -84,7 +84,7 @@ def tune_model(
 
 @dataclass(frozen=True)
 class _Run:
-    """One run, and what all its results share."""
+    """One run, and the values that all its results share."""
 
     asked: TuneRequest
     chosen: ChosenModel
@@ -114,7 +114,7 @@ class _Run:
         return quick
 
     def write(self, state: Standing, times: StepTimes | None) -> Tuned:
-        """Write the files of what is known; return it."""
+        """Write the files of the results so far; return these results."""
         tuned = Tuned(self.asked, self.chosen, self.room, self.settings, self.found, state, times,
                       time.monotonic() - self.started)  # fmt: skip
         write_files(tuned, Path(self.asked.directory))
@@ -122,7 +122,7 @@ class _Run:
 
 
 def _fitting(chosen: ChosenModel, names: Sequence[str], room: Room, asked: TuneRequest) -> Candidates:
-    """The candidates by `plan`'s bytes. InputError where nothing fits: it says what the smallest takes."""
+    """The candidates by `plan`'s bytes. InputError where nothing fits: it names the bytes of the smallest."""
     itemsize = cache_itemsize(chosen.weights)
 
     def row_bytes(variant: Variant) -> int:

@@ -52,13 +52,13 @@ def verify(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
-    """Check an opened engine against the PyTorch reference and say what was found.
+    """Check an opened engine against the PyTorch reference and return a report.
 
     `level` is quick, full, or one rung (ops, codes, logits, tokens, retrieval); `steps` and `samples` override its
     sizes; `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. A backend that calls
     kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the package's own, or the reference on the CPU).
-    The number of threads follows from the model's size, not from the options, and PyTorch's also from what else runs. A
-    failed check is in the report, not raised. Raises InputError for a request that cannot be right.
+    The number of threads follows from the model's size, not from the options; PyTorch's also depends on the machine's
+    load. A failed check is in the report, not raised. Raises InputError for a request that cannot be right.
     """
     backend = options.backend or registry.runner(engine.backend)
     if kernels is not None and not registry.backend(backend).calls_kernels:

@@ -42,7 +42,7 @@ class Followed:
 
     @property
     def distinguishable(self) -> bool:
-        """True if the closest variant is closer beyond what chance explains."""
+        """True if the closest variant is closer by more than chance explains."""
         return self.behind is not None and self.behind[0] > 0
 
 

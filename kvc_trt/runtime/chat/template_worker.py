@@ -1,11 +1,10 @@
 """The child process that renders a stranger's chat template; `template_process` starts this file and asks it.
 
-It gives up what a template has no use for before it sees one: new files, sockets and processes, and memory beyond
-`LARGEST_MEMORY`. Processor time is limited for each answer. Besides jinja2 only the standard library is imported.
-Every request and every answer is one line of JSON: first the template, answered by an empty object once it compiles,
-then conversations, each answered by `text`, by `refused` (the template called raise_exception) or by `error`. A
-conversation may say what time it is (`now`); else it is the clock's. Where jinja2 cannot be imported the only answer is
-`missing`.
+Before it sees a template it gives up the rights that none needs: new files, sockets and processes, and memory beyond
+`LARGEST_MEMORY`. Processor time is limited for each answer. Besides jinja2 only the standard library is imported. Every
+request and every answer is one line of JSON: first the template, answered by an empty object once it compiles, then
+conversations, each answered by `text`, by `refused` (the template called raise_exception) or by `error`. A conversation
+may set the time (`now`); otherwise it is the clock's. Where jinja2 cannot be imported the only answer is `missing`.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def _environment() -> Any:
             raise SecurityError(f"it reaches for the attribute {attribute!r} of a {type(obj).__name__}")
 
     class Generation(ext.Extension):
-        """`{% generation %}` marks what the model writes; only training needs to know."""
+        """`{% generation %}` marks the text that the model writes; only training uses it."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -134,7 +133,8 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _open_everything(environment: Any) -> None:
-    """Have Python and Jinja load what they load late: modules, the codec of string literals, the time zone."""
+    """Have Python and Jinja load everything that they would load late: modules, the codec of string literals, the time
+    zone."""
     for module in ("jinja2.constants", "jinja2.debug", "pprint", "random", "textwrap"):
         importlib.import_module(module)
     _strftime_now("%c")

@@ -38,7 +38,7 @@ class AnswerText:
 
     @property
     def text(self) -> str | None:
-        """The text so far, without what later tokens may still change; None without a tokenizer."""
+        """The text so far, without an end that later tokens may still change; None without a tokenizer."""
         return None if self._detokeniser is None else "".join(self._pieces)
 
     def push(

@@ -74,7 +74,7 @@ class Detokeniser:
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete, holding back what may still become part of one.
+    """Passes text on until a stop string is complete, holding back an end that may still become part of one.
 
     The match that ends first wins (the longer of two that end together), so the result does not depend on how the
     text is cut into pieces.

@@ -5,7 +5,7 @@
         for event in ticket: ...
 
 One thread owns the session. It alternates between one slice of the next request's prefill and one step of all
-running rows. So a running row waits at most one slice and one step for its next token, whatever joins.
+running rows. So a running row waits at most one slice and one step for its next token, however many requests join.
 """
 
 from __future__ import annotations

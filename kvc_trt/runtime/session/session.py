@@ -73,7 +73,7 @@ class Session:
         self._steps = Steps(executor, self._drafting, self.timings, lists)
         executor.allocate(max_batch_size)
         if prefix_bytes:
-            self.load_turns()  # turns read what follows a shared text
+            self.load_turns()  # turns read the rest of a prompt that begins with a shared text
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ ON_THIS_MACHINE = {
     "DYN_TCP_RPC_HOST": "127.0.0.1",  # an address: where workers take requests
     "DYN_TCP_RESPONSE_STREAM_HOST": "lo",  # an interface: where the frontend takes answers
     "DYN_SYSTEM_HOST": "127.0.0.1",  # an address: a worker's status and metrics
-    "UCX_NET_DEVICES": "lo",  # an interface: what NIXL reads memory through
+    "UCX_NET_DEVICES": "lo",  # an interface: NIXL reads memory through it
     "DYN_DISCOVERY_BACKEND": "file",
     "DYN_REQUEST_PLANE": "tcp",
     "DYN_EVENT_PLANE": "zmq",

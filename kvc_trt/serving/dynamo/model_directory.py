@@ -50,7 +50,7 @@ def write_model_directory(engine: EngineDirectory, directory: Path) -> None:
     }
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", ends)
-    # What a tokenizer.json says of truncation and padding was meant for training.
+    # A tokenizer.json's settings of truncation and padding were meant for training.
     tokenizer = _read(engine, "tokenizer.json")
     _write(directory / "tokenizer.json", {**tokenizer, "truncation": None, "padding": None})
     # The frontend would take the template, and a length, from here.

@@ -1,7 +1,7 @@
 """The table of all fields of requests to OpenAI's endpoints, with vLLM's common extras, and the fate of each.
 
-A field works, has no effect on any answer, or is refused with a sentence that says what to do. A name that is not in
-the table is refused, too. The answer rules come from their own table (`runtime/answer_rules.py`).
+A field works, has no effect on any answer, or is refused with a sentence that gives the alternative. A name that is not
+in the table is refused, too. The answer rules come from their own table (`runtime/answer_rules.py`).
 """
 
 from __future__ import annotations

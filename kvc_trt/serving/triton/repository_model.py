@@ -1,4 +1,5 @@
-"""Serves what is beside this file with kvc-trt, which has to be installed in the Python that Triton runs."""
+"""Serves the engine or tokenizer beside this file with kvc-trt, which has to be installed in the Python that Triton
+runs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ class TritonPythonModel:
     """The class that Triton looks for."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Check the digest of what is loaded, and load it."""
+        """Check the digest of the model's files, and load the model."""
         self.model = load_model(pb_utils, args)
 
     def execute(self, requests: Iterable[Any]) -> list[Any] | None:
@@ -20,5 +21,5 @@ class TritonPythonModel:
         return self.model.execute(requests)
 
     def finalize(self) -> None:
-        """Answer what is there, and end."""
+        """Answer the requests received, and end."""
         self.model.close()

@@ -48,7 +48,7 @@ def generate(
     encode: Encode,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> TaskSample:
-    """Sample `index`; what grows with the target is the number of other words."""
+    """Sample `index`; the number of other words grows with the target."""
     repeats = SHORT if target_tokens < SHORT_TARGET else LONG
     drawn = Drawn(word_stream(sample_rng(NAME, seed, index)))
     shown_words = COMMON + repeats.example_others

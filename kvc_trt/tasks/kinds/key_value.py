@@ -2,7 +2,7 @@
 
 A prompt is `<bos>`, filler words, and records `<record> key v1 v2 v3 v4` at random gaps; the query is `<query> key`.
 It is LongEval's line retrieval [1] in the vocabulary of `retrieval-tiny`, and like MQAR [2] it needs exact recall of
-what is written anywhere in the context. An answer is right only if all four words are.
+text anywhere in the context. An answer is right only if all four words are.
 
 A record is one key and one word from each value alphabet. All lists are disjoint, so the role of a token is known from
 its id alone, and a policy that drops a token of a record cannot hide the loss behind a word that happens to fit.
@@ -137,7 +137,7 @@ def generate(
     """Sample `index` of the data set that `seed` names; the prompt has exactly `context_tokens` tokens.
 
     `in_prompt` ends the prompt with the query, so an observation window sees the question. `after_compaction` keeps the
-    query out of the prompt: what a policy evicts is then chosen without knowing what will be asked. Records and
+    query out of the prompt: a policy then chooses the tokens to evict without knowing the question. Records and
     question of a sample are the same in both.
     """
     if placement not in ("in_prompt", "after_compaction"):

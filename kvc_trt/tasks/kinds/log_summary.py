@@ -91,7 +91,7 @@ def _draw(rng: np.random.Generator) -> list[_Purchase]:
 
 
 def _that_fit(purchases: Sequence[_Purchase], encode: Encode, room: int) -> tuple[Sequence[_Purchase], str]:
-    """The first purchases whose summary `room` tokens hold, counted after the question: what it adds to its tokens."""
+    """The first purchases whose summary `room` tokens hold, counted as the tokens that it adds to the question's."""
     before = len(encode(QUESTION))
     for count in range(len(purchases), 0, -1):
         text = "".join(purchase.summed_up() for purchase in purchases[:count])

@@ -1,6 +1,6 @@
 """Tool calls: which tool, with which argument, after a long list of tools and of what one of them returned?
 
-The context is what an agent's model reads: a JSON description of each of a few tools, then a long text that a call
+The context is a prompt of an agent's model: a JSON description of each of a few tools, then a long text that a call
 returned, with a JSON record for each subject somewhere in it, then two solved requests. The question asks for one of
 the other subjects. Of the tool's name only the first words can be guessed: its last word is in the description, and the
 code that the tool wants is in the subject's record. The task is our own.
@@ -73,7 +73,7 @@ def generate(
     encode: Encode,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> TaskSample:
-    """Sample `index`; its one answer is the call as JSON. What grows with the target is the returned text."""
+    """Sample `index`; its one answer is the call as JSON. The returned text grows with the target."""
     rng = sample_rng(NAME, seed, index)
     names = [name.replace("-", " ") for name in draw_distinct(rng, "words", TOOLS)]
     kinds = rng.choice(KINDS, size=TOOLS, replace=False).tolist()

@@ -1,9 +1,9 @@
-"""Two questions about one context, the second asked after the first was answered: what a conversation costs.
+"""Two questions about one context, the second asked after the first was answered: the cost of a conversation.
 
 The context holds several entries; each question asks for another one. `TaskSample.question` is the second question,
 whose answer is scored. Query-aware, it is asked alone, at the end of the prompt; query-agnostic, alone and late. In
 the mode second-question the prompt ends with the first question, the model answers it in its own words, and the second
-comes as a turn: what a policy has evicted by then was chosen for another question.
+comes as a turn: by then a policy has evicted tokens for another question.
 
 `two-needles` is text for any model. `two-records` are the key-value records of `retrieval-tiny`, in its words.
 """

@@ -34,7 +34,7 @@ def sample_of(record: Record, index: int, task: str) -> TaskSample:
 
 
 def tokens_of(sample: TaskSample, framing: Framing) -> int:
-    """Tokens of the prompt, with the template's words and what the tokenizer puts first, and the seam's."""
+    """Tokens of the prompt, with the template's words, the tokenizer's start tokens, and the seam's."""
     return len(framing.ids(sample, query_aware=True).context) + SEAM
 
 

@@ -120,7 +120,7 @@ class _Line(OwnSchema):
 
 
 def read_data_file(path: str | os.PathLike[str]) -> DataFile:
-    """The questions of a file; InputError names the first line that is wrong, and what is expected there.
+    """The questions of a file; InputError names the first wrong line and the form expected there.
 
     No more than one line is read ahead, and a line longer than LONGEST_LINE is refused before it is in memory.
     """

@@ -1,10 +1,10 @@
 """ROUGE-2 and ROUGE-L as LongBench scores them: C.-Y. Lin, ROUGE (2004), on sets of words, without stemming.
 
 LongBench takes the F measure that the Python package `rouge` 1.0.1 gives. Its conventions are kept, because figures are
-compared with published ones: sentences end at every full stop, words are what white space parts, a word or pair counts
-once however often it is there, and ROUGE-L is the union of longest common subsequences over all pairs of sentences.
-The package itself, which nobody maintains, computes a subsequence recursively and gives up (LongBench: score 0) where
-two sentences are together longer than about a thousand words; this one does not.
+compared with published ones: sentences end at every full stop, words are separated by white space, a word or pair
+counts once however often it occurs, and ROUGE-L is the union of longest common subsequences over all pairs of
+sentences. The package itself, which nobody maintains, computes a subsequence recursively and gives up (LongBench: score
+0) where two sentences are together longer than about a thousand words; this one does not.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def exact(output: str, reference: str) -> float:
 
 
 def contains(output: str, reference: str) -> float:
-    """1 if the answer has the reference in it, whatever their case."""
+    """1 if the answer contains the reference, ignoring case."""
     return float(reference.lower() in output.lower())
 
 

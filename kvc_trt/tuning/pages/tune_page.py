@@ -52,7 +52,7 @@ def html_page(tuned: Tuned) -> bytes:
 
 
 def _tiles(tuned: Tuned, line: Line) -> list[tuple[str, str]]:
-    """Return what to read first of the choice."""
+    """Return the figures of the choice to read first."""
     best, rows = tuned.recommendation, tuned.asked.rows
     assert best is not None
     assert line.quality is not None

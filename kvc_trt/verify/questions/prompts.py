@@ -11,7 +11,7 @@ from kvc_trt.policies import PolicyParameters
 
 
 def random_prompts(config: ModelConfig, lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Return prompts of seeded random tokens, which exercise every operator whatever the model has learnt."""
+    """Return prompts of seeded random tokens, which exercise every operator of any model, trained or not."""
     rng = np.random.default_rng([seed, 1])
     return [rng.integers(config.vocab_size, size=length).tolist() for length in lengths]
 

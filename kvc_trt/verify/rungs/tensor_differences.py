@@ -121,7 +121,8 @@ class Judge:
         return rung
 
     def _excused(self, feed: Values, base: Values, other: Values, truncates: bool) -> set[str]:
-        """Tensors that follow from a choice on which the sides differ though each chose rightly among what it got."""
+        """Return the tensors that follow from a choice in which the sides differ though each was right for its own
+        inputs."""
         excused: set[str] = set()
         for op in self.choosers:
             listed = op.outputs[-1]

@@ -2,7 +2,7 @@
 
     onnxruntime  the graph of the engine directory
     lowered      the same graph as it is rewritten for TensorRT, its functions inlined, by ONNX Runtime
-    torch, ...   an executor of ours: the graph's outputs, and what each compression operator got and chose
+    torch, ... an executor of ours: the graph's outputs, and each compression operator's inputs and choice
 
 Polygraphy's own TensorRT runner gives every output a buffer of its own, which a cache that is updated in place must not
 have, and its loader allows an engine to bring executable code. A TensorRT engine is run by our executor instead.

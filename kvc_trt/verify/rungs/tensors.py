@@ -77,7 +77,7 @@ def require_polygraphy() -> None:
 
 
 def check_settings(**settings: object) -> None:
-    """InputError for what other levels take and this one has no use for."""
+    """InputError for a setting that only other levels take."""
     for name, value in settings.items():
         if value is not None:
             raise InputError(f"--{name} does not go with --level tensors")
@@ -95,8 +95,8 @@ def verify_tensors(
 ) -> Report:
     """Compare the engine's graphs with their rewritten form and with other executors, tensor by tensor.
 
-    `backend` is what runs the engine; where that is ONNX Runtime, all others that can. `directory` receives
-    Polygraphy's files. A difference is in the report, not raised.
+    `backend` runs the engine; if it is ONNX Runtime, all other backends that can run it are compared. `directory`
+    receives Polygraphy's files. A difference is in the report, not raised.
     """
     require_polygraphy()
     others = [backend] if backend != BASE else [name for name in runners(engine.backend) if name != BASE]
@@ -125,7 +125,7 @@ def verify_tensors(
 def _without_a_log() -> Iterator[None]:
     """Let Polygraphy log nothing during the block, and compute no statistics of tensors for its log.
 
-    It computes them whatever it logs, which takes longer than to run and compare the graphs.
+    It computes them even if it logs nothing, which takes longer than running and comparing the graphs.
     """
     from polygraphy.comparator import util
     from polygraphy.logger import G_LOGGER

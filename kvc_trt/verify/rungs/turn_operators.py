@@ -1,6 +1,6 @@
 """The operators of the extend graph that belong to no method, each alone against plain arrays or the reference.
 
-They join, append and attend. What a method has of its own is in its file (`PromptEviction.turn_runs`).
+They join, append and attend. A method's own operators are checked in its file (`PromptEviction.turn_runs`).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _run_join(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found
 
 
 def _joined(result: list[Array], case: TurnCase) -> Found:
-    """Judge joined keys, values and lengths; what is past a row's end does not matter."""
+    """Judge joined keys, values and lengths; entries past a row's end do not matter."""
     both = case.joined(1)
     real = (np.arange(both.k.shape[2]) < both.prompt_lengths[:, None])[:, None, :, None]
     keys, values = (np.where(real, table, 0).astype(table.dtype) for table in result[:2])

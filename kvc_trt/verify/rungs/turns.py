@@ -1,7 +1,7 @@
 """Turns of a conversation on the whole model: two of them after a prompt, engine against reference.
 
-The second one attends to what the first one left, so its logits judge every cache. Choices are judged as those of a
-prompt are, and then forced on the reference, so that what is left is numerics.
+The second one attends to the caches that the first one left, so its logits judge every cache. Choices are judged as
+those of a prompt are, and then forced on the reference, so that only numerical differences remain.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def _on_reference(
 
 
 class _ForcedTurns:
-    """A method that keeps what the engine kept, where the engine lists it; prompts and turns come layer by layer."""
+    """A method that keeps the tokens that the engine kept, where the engine lists them; prompts and turns come layer by
+    layer."""
 
     def __init__(self, parameters: PolicyParameters, given: Iterator[Array], slack: float | None) -> None:
         self.compared = IndexComparison()
@@ -166,7 +167,7 @@ class _ForcedTurns:
     def compact(
         self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
     ) -> Compacted:
-        """Keep of a prompt what the engine kept."""
+        """Keep the tokens of a prompt that the engine kept."""
         own = self._own.compact(observed, keys, values, prompt_lengths, parameters)
         if not parameters.eviction.turn_state:
             return own
@@ -178,7 +179,7 @@ class _ForcedTurns:
         return _kept(own, keys, values, torch.from_numpy(np.ascontiguousarray(given)).long())
 
     def compact_turn(self, turn: Turn, parameters: PolicyParameters) -> Compacted:
-        """Keep after a turn what the engine kept."""
+        """Keep the tokens that the engine kept after a turn."""
         own = self._own.compact_turn(turn, parameters)
         if not parameters.eviction.turn_state:
             return own

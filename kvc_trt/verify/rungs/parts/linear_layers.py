@@ -34,7 +34,8 @@ class LinearCase:
     lengths: tuple[int, ...]
 
     def expected(self) -> tuple[Array, Array, Array]:
-        """Return what the reference reads [B,n,H,Dv], zeros for padding, its last inputs and its memory after it."""
+        """Return the values that the reference reads [B,n,H,Dv], zeros for padding, and its last inputs and memory
+        afterwards."""
         given = {name: torch.from_numpy(value.astype(np.float64)) for name, value in self.inputs.items()}
         weights = {theirs: given[ours] for ours, theirs in _WEIGHTS.items()}
         last, memory = given["last_inputs"].clone(), given["memory"].clone()
@@ -47,7 +48,7 @@ class LinearCase:
         return read.numpy(), last.numpy(), memory.numpy()
 
     def error(self, output: Array, last: Array, memory: Array) -> float:
-        """Return the largest error of what an operator gives, each tensor's relative to its largest element."""
+        """Return the largest error of an operator's outputs, each tensor's relative to its largest element."""
         read, expected_last, expected_memory = self.expected()
         found = output.reshape(read.shape)
         real = np.arange(read.shape[1]) < np.array(self.lengths)[:, None]

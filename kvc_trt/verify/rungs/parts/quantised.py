@@ -1,4 +1,4 @@
-"""The operators on quantised matrices, alone: rows are exactly as stored, products within what rounded inputs cost.
+"""The operators on quantised matrices, alone: rows are exactly as stored, products within the error of rounded inputs.
 
 An input rounded to 8 bits per block is off by half a step at most, a step being the block's largest magnitude / 127.
 So a product with the dequantised matrix w may be off by sum(step / 2 * |w|): the bound, which no right kernel exceeds.
@@ -62,7 +62,7 @@ def _product_error(operator: _Quantised, rng: np.random.Generator) -> float:
 
 
 def _matrix(operator: _Quantised, rng: np.random.Generator, rows: int, blocks: int) -> tuple[Array, Array, Array]:
-    """Return a random matrix: packed, scales, and what they mean."""
+    """Return a random matrix: packed, scales, and the dequantised values."""
     bits, block = operator.attributes["bits"], operator.attributes["block"]
     width = block * bits // 8
     packed = np.frombuffer(rng.bytes(rows * blocks * width), np.uint8).reshape(rows, blocks, width)
