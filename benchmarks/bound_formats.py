@@ -43,7 +43,7 @@ Found = dict[str, list[tuple[Tensor, Tensor]]]
 
 
 def e4m3_outward(low: Tensor, high: Tensor) -> Bounds:
-    """Rounded outward to three bits of mantissa; what lies beyond 448 is cut, and promises less."""
+    """Rounded outward to three bits of mantissa; values beyond 448 are cut, so that their bounds promise less."""
 
     def up(values: Tensor) -> Tensor:
         wide = values.double().clamp(-448, 448)
@@ -68,7 +68,7 @@ FORMATS: Mapping[str, Callable[[Tensor, Tensor], Bounds]] = {
 
 
 class Watching(BestOfPages):
-    """The selection, which compares on its way what each format would read."""
+    """The selection, which also compares the pages that each format would read."""
 
     def __init__(self, found: Found) -> None:
         self.found = found
@@ -103,7 +103,7 @@ def chosen(scores: Tensor, count: int) -> Tensor:
 
 
 def watched(engine: EngineDirectory, prompt: int, steps: int) -> Found:
-    """Read a prompt of so many tokens and step through as many others."""
+    """Read a prompt of `prompt` tokens and step through `steps` more."""
     tokenizer = engine.tokenizer
     assert tokenizer is not None
 

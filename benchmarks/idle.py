@@ -12,7 +12,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
 
 
 class Others:
-    """Starts when it is made; `share()` says what everybody but this process and its ended children used."""
+    """Starts when it is made; `share()` returns the share used by everybody but this process and its ended children."""
 
     def __init__(self) -> None:
         self._cores = os.sysconf("SC_NPROCESSORS_ONLN")

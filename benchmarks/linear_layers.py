@@ -37,7 +37,7 @@ from kvc_trt.operators.linear.delta_step import DELTA_STEP
 NAME = "linear_layers"
 TOKENS, ROUNDS, WEIGHTS = 2000, 5, "int4"
 LAYERS, EVERY = 24, 4
-"""The last of so many layers is full."""
+"""The last of every EVERY layers is full."""
 PART = Linear(key_heads=16, value_heads=16, key_size=128, value_size=128, kernel=4)
 MODEL = replace(
     DENSE,

@@ -24,7 +24,7 @@ WIDTH = 120
 
 
 class Marks(NamedTuple):
-    """Two lines of a page; what stands between them is written by a benchmark."""
+    """Two lines of a page; a benchmark writes the text between them."""
 
     begin: str
     end: str

@@ -88,7 +88,7 @@ def recorded_path(name: str) -> Path:
 
 
 def recorded(name: str, command: str) -> dict[str, Any]:
-    """Return the result in the tree, of whatever commit and machine; where there is none, `command` measures it."""
+    """Return the result in the tree, of any commit and machine; where there is none, `command` measures it."""
     path = recorded_path(name)
     if not path.exists():
         raise SystemExit(f"error: no {path}; {command} measures")

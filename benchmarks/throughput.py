@@ -1,4 +1,4 @@
-"""Many requests at once on a real chat model: what `kvc-trt profile --requests` says, beside the dense twin.
+"""Many requests at once on a real chat model: the figures of `kvc-trt profile --requests`, beside the dense twin.
 
     python -m benchmarks.throughput [--checkpoint FILE.gguf]
 

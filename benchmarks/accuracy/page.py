@@ -120,7 +120,8 @@ def _mean(found: Sequence[Cell], taken: int) -> str:
 def pool(means: Sequence[Mean], taken: int) -> Mean:
     """Return the mean of all scores that some means were taken of, and its standard error.
 
-    `taken` is what deviations were divided by less than the number of scores: TAKEN, or 0 in results without it.
+    `taken` is the number that the divisor of deviations was less than the number of scores: TAKEN, or 0 in results
+    without it.
     """
     count = sum(one.samples for one in means)
     value = math.fsum(one.value * one.samples for one in means) / count
@@ -155,7 +156,7 @@ def _order(order: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _comparison(one: Comparison | None) -> str:
     if one is None:
         return "n/a"
-    # Two digits, which the result has: one digit of what is rounded already may be wrong.
+    # Two digits, as in the result: rounding a rounded number once more to one digit may be wrong.
     difference = f"{100 * one.difference.value:+.2f} ± {100 * one.difference.standard_error:.2f}"
     return f"{difference} ({one.difference.samples}): {one.verdict}"
 

@@ -35,7 +35,7 @@ class Spent:
         return self._known() - self._cells
 
     def _known(self) -> int:
-        """Lines of the cells' file: what is measured so far, and its head."""
+        """Lines of the cells' file: the measurements so far, and their head."""
         path = self.directory / RESULTS_FILE
         return len(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else 0
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.accuracy.tool_calls [--checkpoint FILE.gguf] [--minutes 20]
 
-What is measured is kept in build/accuracy/, some questions at a time, so a run that was stopped goes on where it was.
-Writes benchmarks/results/accuracy-tool-calls.json; `benchmarks.accuracy.tool_calls_page` makes a table of it.
+Results are kept in build/accuracy/, some questions at a time, so a run that was stopped goes on where it was. Writes
+benchmarks/results/accuracy-tool-calls.json; `benchmarks.accuracy.tool_calls_page` makes a table of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLICIES = ("full:kv_cache=int4", "full:kv_cache=int8", "full:kv_cache=k8v4", "r
 
 
 def main() -> None:
-    """Ask what the kept results lack, and write the result."""
+    """Ask the questions that the kept results lack, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
     parser.add_argument("--minutes", type=float, help="ask nothing new after so many")
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measured(checkpoint: str | None, minutes: float | None) -> Path:
-    """Ask every variant, block by block, and write the scores of what was asked."""
+    """Ask every variant, block by block, and write the scores of the questions asked."""
     directory = machine.ROOT / "build" / "accuracy" / NAME
     until = None if minutes is None else time.monotonic() + 60 * minutes
     draw, progress = QuestionDraw(SAMPLES, SEED, MAX_NEW_TOKENS), progress_on()

@@ -1,4 +1,4 @@
-"""The bar of `kvc-trt tune` on a real chat model: what it chooses, how long it takes, and how the choice holds.
+"""The bar of `kvc-trt tune` on a real chat model: the choice, the time that it takes, and how the choice holds up.
 
     python -m benchmarks.accuracy.tune [--checkpoint FILE.gguf] [--minutes 30] [--parts tune,small,held]
 
@@ -77,7 +77,7 @@ def data_file(chosen: ChosenModel, part: str, count: int) -> Path:
 
 
 def tuned(data: Path, part: str, row: int, minutes: float | None, checkpoint: str | None) -> dict[str, Any]:
-    """Run tune; return what it found and what it took."""
+    """Run tune; return the result and the cost."""
     request = TuneRequest(data=data, memory=ROWS * row, rows=ROWS, directory=FOLDER / part, minutes=minutes)
     load = os.getloadavg()
     with Spent(FOLDER / part) as run:
@@ -143,7 +143,7 @@ def held_back(data: Path, chosen: ChosenModel, tune: dict[str, Any], minutes: fl
 
 
 def main() -> None:
-    """Run the parts, and write what is known."""
+    """Run the parts, and write the results so far."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=["tune", "small", "held"])

@@ -5,8 +5,8 @@
 
 Every sample is asked in several forms (`kvc_trt.tasks.kinds.two_questions`): its question at the end of the prompt, as
 a turn after another question was answered, as a turn right after the context was compacted and, where a model is small,
-by decode steps after that. What is measured is kept in build/accuracy/, some questions at a time, so a run that was
-stopped goes on where it was. Writes benchmarks/results/accuracy-turns-MODEL.json; the page is
+by decode steps after that. Results are kept in build/accuracy/, some questions at a time, so a run that was stopped
+goes on where it was. Writes benchmarks/results/accuracy-turns-MODEL.json; the page is
 `benchmarks.accuracy.turns_page`'s.
 """
 
@@ -106,14 +106,14 @@ def main() -> None:
 
 
 def measured(name: str, checkpoint: str | None, minutes: float | None) -> Path:
-    """Ask what the kept results lack, and write the result."""
+    """Ask the questions that the kept results lack, and write the result."""
     asked, directory = MODELS[name], machine.ROOT / "build" / "accuracy" / f"{NAME}-{name}"
     until = None if minutes is None else time.monotonic() + 60 * minutes
     draw, progress = QuestionDraw(asked.samples, SEED, asked.max_new_tokens), progress_on()
     with Spent(directory) as run, open_model(name, checkpoint=checkpoint, progress=progress) as model:
         settings = {**model.describe(), **vars(draw), "tasks_version": VERSION}
         with Results(directory / RESULTS_FILE, settings) as results:
-            # A few questions in every form before the next ones: what is there of an interrupted run is even.
+            # A few questions in every form before the next ones, so that an interrupted run has as many of each.
             for count in range(BLOCK, asked.samples + BLOCK, BLOCK):
                 some = QuestionDraw(asked.samples, SEED, asked.max_new_tokens, count)
                 cells = measure(model, asked.variants, asked.groups, some, results, progress, until=until)
@@ -127,7 +127,7 @@ def write_result(name: str, settings: dict[str, Any], cells: Sequence[Cell], spe
 
 
 def compact_cell(cell: Cell) -> dict[str, Any]:
-    """Return what is stored of a cell: its place in the grid, and the score of every question."""
+    """Return the fields of a cell to store: its place in the grid, and the score of every question."""
     kept = ("task", "mode", "length", "policy", "token_budget", "framing", "dataset", "max_new_tokens", "row_bytes")
     stored = cell.to_json()
     found = {key: stored[key] for key in kept if stored[key] is not None}

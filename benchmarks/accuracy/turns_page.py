@@ -84,7 +84,7 @@ def measured(name: str, result: Result) -> Iterator[str]:
 
 
 def summary(results: Mapping[str, Result]) -> str:
-    """One table of both models: what is answered in one shot, and as a turn."""
+    """One table of both models: the share answered in one shot, and as a turn."""
     found = {name: scores_of(result) for name, result in results.items()}
     heads = ["policy", *(f"{name}, {form}" for name in found for form in ("one shot", "turn"))]
     modes = ("query-aware", SECOND_QUESTION)

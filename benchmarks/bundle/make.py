@@ -3,7 +3,7 @@
     python -m benchmarks.bundle.make --library build/libkvc_kernels.so build/gpu-bundle    # what `make gpu-bundle` does
 
 The folder holds the files of this tree that the day needs, the commit, the compiled kernels, an engine for each kind of
-weights (a build needs onnx, which runs nowhere else in a day), and the wheels of what the machine may lack.
+weights (a build needs onnx, which runs nowhere else in a day), and the wheels of packages that the machine may lack.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python3 benchmarks/bundle/unpack.py WHEELS FOLDER
 
-Prints the folder to put on PYTHONPATH, below FOLDER; what is unpacked there already is used as it is. A package with no
-wheel for this Python is the machine's own; where there is none, the error names it and the exit status is 3. Needs the
-standard library alone: it runs before anything else can be imported.
+Prints the folder to put on PYTHONPATH, below FOLDER; wheels that are unpacked there already are used as they are. A
+package with no wheel for this Python is the machine's own; if that is missing too, the error names it and the exit
+status is 3. Needs the standard library alone: it runs before anything else can be imported.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def is_installed(name: str) -> bool:
 
 
 def unpack(wheels: Path, folder: Path) -> Path:
-    """Unpack what fits into a folder of this Python's own; it exists whole or not at all. Raises LookupError."""
+    """Unpack the wheels that fit into a folder of this Python's own; it exists whole or not at all. Raises
+    LookupError."""
     target = folder / (sys.implementation.cache_tag or sys.implementation.name)
     if target.is_dir():
         return target

@@ -5,10 +5,11 @@
     python -m benchmarks.experts.pages ENGINE --cold --write
 
 The answer is greedy, to a prompt of a few random tokens. A page of the file counts when the process has it in its page
-table; what the system only keeps in its cache does not, such as what the check of the file read. Bytes of no file, the
-process's own, count apart: copies of weights would be among them, and the peak has those that were freed again. With
-`--cold` the file is dropped from the system's cache after it was checked: the disk then gives back what is asked for,
-and what the system reads ahead. Without, the system also maps neighbours of a page that it has in memory.
+table; pages that the system only keeps in its cache do not, such as those that the check of the file read. Bytes of no
+file, the process's own, count apart: copies of weights would be among them, and the peak has those that were freed
+again. With `--cold` the file is dropped from the system's cache after it was checked: the disk then returns the pages
+asked for, and those that the system reads ahead. Without, the system also maps neighbours of a page that it has in
+memory.
 """
 
 from __future__ import annotations

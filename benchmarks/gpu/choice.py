@@ -30,7 +30,8 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(options: argparse.Namespace) -> Gpu:
-    """Return the GPU, or with `--emulated` its stand-in; a SystemExit that says what is missing where there is none."""
+    """Return the GPU, or with `--emulated` its stand-in; a SystemExit that names the missing part where there is
+    none."""
     if options.emulated:
         return EmulatedGpu(_library("emulation", "a library of emulated kernels", "make emulation"))
     if not torch.cuda.is_available():

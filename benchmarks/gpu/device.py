@@ -67,7 +67,7 @@ class Gpu:
         return gpu_timing.read_bandwidth()
 
     def bandwidths(self) -> Bandwidths:
-        """Both; what results are set against."""
+        """Both; results are compared with them."""
         return Bandwidths(self.copy_bandwidth(), self.read_bandwidth())
 
     def measure_between(self, calls: Sequence[Call], other: Call, samples: int) -> Timing:
@@ -91,12 +91,12 @@ class Gpu:
         torch.cuda.synchronize()
 
     def release(self) -> None:
-        """Give freed memory back, so that the next point sees what is really free."""
+        """Give freed memory back, so that the next point sees the memory that is really free."""
         gc.collect()
         torch.cuda.empty_cache()
 
     def watch_memory(self) -> int:
-        """Begin to look for the peak of allocated bytes; returns what is allocated now."""
+        """Begin to look for the peak of allocated bytes; returns the bytes allocated now."""
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
 

@@ -6,7 +6,7 @@
 
 An entry is written before its point begins, as one that did not end, so that a crash leaves the truth behind. Where a
 process cannot go on (the device is lost, or a point does not return) it exits with GO_ON: the same command with
-`--resume` keeps what the file holds and goes on with the next point. benchmarks/gpu_day.sh calls it so, also after a
+`--resume` keeps the points of the file and goes on with the next one. benchmarks/gpu_day.sh calls it so, also after a
 crash.
 """
 

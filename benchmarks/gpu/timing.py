@@ -104,7 +104,7 @@ def measure(calls: Sequence[Call], samples: int = SAMPLES) -> Timing:
 
 
 def measure_between(calls: Sequence[Call], other: Call, samples: int = SAMPLES) -> Timing:
-    """Time per call where another one, `other`, comes before each: what it takes alone is subtracted.
+    """Time per call where another one, `other`, comes before each: the time of `other` alone is subtracted.
 
     Calls one after the other find their instructions in the caches; in a step, each layer has other kernels between.
     """
@@ -174,7 +174,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        calls[0]()  # loads modules and tunes what a capture may not
+        calls[0]()  # loads modules and tunes kernels, which a capture may not
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

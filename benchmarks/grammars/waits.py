@@ -7,9 +7,9 @@ The step is the last product of a small model with such a vocabulary, [1, 256] b
 Runtime: a whole step takes longer, and hides more. A token waits for the mask after the step, and for the answer's
 state to take the token in. `beside` is as a session does it: the mask of the next token is computed on another thread
 while the step runs (`runtime/session/steps.py`). `after` is the mask computed when the step is over. With one thread
-for the step a core is left for the mask; with all of them there is none. By how much a mask makes the step longer is
-not measured: it is less than the step's own time varies by. It is wall time, and each figure of a token is the least of
-five answers, since other processes only add to it. Bar: under 1 ms.
+for the step a core is left for the mask; with all cores in use, none is free. By how much a mask makes the step longer
+is not measured: it is less than the step's own time varies by. It is wall time, and each figure of a token is the least
+of five answers, since other processes only add to it. Bar: under 1 ms.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Waited(NamedTuple):
 
 
 def step_of(words: int, threads: int) -> Callable[[], Any]:
-    """Return a model's last product, on so many threads."""
+    """Return a model's last product, on `threads` threads."""
     weights = np.random.default_rng(0).standard_normal((HIDDEN, words), np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["hidden", "weights"], ["logits"])],
@@ -78,7 +78,7 @@ def drawn(matcher: Matcher, seed: int, most: int) -> list[int]:
 
 
 def answers_of(grammars: Grammars, tokenizer: Tokenizer, name: str) -> dict[str, list[list[int]]]:
-    """Answers to replay: the text of a case as far as it is the only way to write it, and even draws."""
+    """Return answers to replay: the part of a case's text that its grammar allows, and uniform draws."""
     grammar, text = CASES[name]
     whole = tokenizer.encode(text, add_special_tokens=False).ids[:MOST_TOKENS]
     answers, left = [], MOST_TOKENS
@@ -108,7 +108,7 @@ def replayed(matcher: Matcher, tokens: Sequence[int], step: Callable[[], Any], b
 
 
 def measured(grammars: Grammars, tokenizer: Tokenizer, threads: int) -> list[dict[str, Any]]:
-    """Return the figures of each case, with a step on so many threads."""
+    """Return the figures of each case, with a step on `threads` threads."""
     step = step_of(max(tokenizer.get_vocab().values()) + 1, threads)
     for _ in range(20):
         step()

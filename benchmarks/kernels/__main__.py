@@ -6,11 +6,11 @@
 
 One layer of Llama-3.1-8B in bf16 under RocketKV, and the step alone at `--points` under any policy, over caches in a
 format dense attention too; every constant comes from kvc_trt.policies. Calls run in a CUDA graph from a cold L2 cache
-(gpu/timing.py); bytes and floors are formulas (traffic.py), the floor by what this GPU's memory reaches: of a copy for
-compaction, of reading for steps. A step is also timed between the products of a layer, which leave the instruction
-caches cold, and without each feature that a switch turns off. What does not
-fit the GPU's memory, and what the GPU throttled, is listed as not measured, with the reason, and what failed as failed;
-the exit status is then 1. The result goes to benchmarks/results/kernels.json, point by point (points.py).
+(gpu/timing.py); bytes and floors are formulas (traffic.py), the floor by the bandwidth that this GPU's memory reaches:
+of a copy for compaction, of reading for steps. A step is also timed between the products of a layer, which leave the
+instruction caches cold, and without each feature that a switch turns off. Points that do not fit the GPU's memory, and
+points that the GPU throttled, are listed as not measured, with the reason, and failed ones as failed; the exit status
+is then 1. The result goes to benchmarks/results/kernels.json, point by point (points.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Point:
 
     @property
     def operation(self) -> str:
-        """The operation whose traffic counts; a baseline does what `dense` does."""
+        """The operation whose traffic counts; a baseline counts as `dense`."""
         return self.name if self.name in OPERATIONS else "dense"
 
     @property
@@ -67,7 +67,8 @@ class Point:
 
 
 def points(options: argparse.Namespace) -> Iterator[Point]:
-    """Yield the sweep in the order in which it is measured; what does not depend on the budget is measured once."""
+    """Yield the sweep in the order in which it is measured; operations that do not depend on the budget are measured
+    once."""
     for batch, context in itertools.product(options.batches, options.contexts):
         for name in options.operations + options.baselines:
             budgets = options.budgets if name in NEEDS_BUDGET else options.budgets[:1]

@@ -1,4 +1,4 @@
-"""The calls that the sweep times: our kernels on synthetic caches, and what others offer for the dense cache.
+"""The calls that the sweep times: our kernels on synthetic caches, and other libraries' attention over the dense cache.
 
 Each maker returns one call per set of tensors; gpu_timing rotates over the sets.
 """

@@ -117,7 +117,8 @@ def resolved(policy: str, model: ModelConfig, budget: int, prompt: int) -> Polic
 
 
 def tensor_bytes(operation: str, case: Case) -> int:
-    """Return the bytes of the keys and values that one call is given: what a benchmark has to rotate over, or flush."""
+    """Return the bytes of the keys and values that one call is given: the bytes that a benchmark has to rotate over, or
+    flush."""
     tokens = {"compact": case.prompt, "hybrid": case.parameters.capacity, "dense": case.context}[operation]
     pair = 2 * HEAD_SIZE * case.item_bytes if operation == "compact" else case.pair_bytes
     return case.batch * KV_HEADS * tokens * pair

@@ -50,7 +50,7 @@ class KernelCode:
     """The limit of __launch_bounds__; 0 without one."""
     instructions: Counter[str] = field(default_factory=Counter)
     before_wait: Counter[str] = field(default_factory=Counter)
-    """Those that precede the wait for the launch before; all, where there is none."""
+    """The instructions before the wait for the previous launch; all, if there is no such wait."""
 
     @property
     def function(self) -> str:

@@ -32,7 +32,7 @@ MULTIPROCESSORS = {
 
 
 def resident_ctas(architecture: str, *, threads: int, registers: int, shared_bytes: int) -> int:
-    """CTAs that fit at once; `shared_bytes` is what one CTA asks for, static and dynamic together."""
+    """CTAs that fit at once; `shared_bytes` is the shared memory of one CTA, static and dynamic together."""
     limits = MULTIPROCESSORS[architecture]
     warps = _round_up(threads, WARP) // WARP
     per_warp = _round_up(max(registers, 1), 8) * WARP

@@ -40,7 +40,8 @@ class Traffic:
 
 
 def call_traffic(operation: str, case: Case) -> Traffic:
-    """One call of `compact`, `hybrid` or `dense`: inputs and results, without what passes from kernel to kernel.
+    """One call of `compact`, `hybrid` or `dense`: inputs and results, without the tensors that pass from kernel to
+    kernel.
 
     Intermediates (scores, votes, partial outputs) are small enough for the second-level cache.
     """
@@ -65,7 +66,7 @@ def kernel_traffic(operation: str, case: Case) -> dict[str, Traffic]:
 
 
 def _compact(case: Case) -> dict[str, Traffic]:
-    """Two passes over K [B,G,n,D], pooling and selection of the votes [B,G,n], and the gathering of what is kept."""
+    """Two passes over K [B,G,n,D], pooling and selection of the votes [B,G,n], and the gathering of the kept tokens."""
     parameters, heads = case.parameters, case.batch * KV_HEADS
     kept = parameters.kept_of(case.prompt)
     moved = 2 * kept * HEAD_SIZE * case.item_bytes + parameters.capacity * case.pair_bytes

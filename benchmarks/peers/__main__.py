@@ -100,7 +100,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Measurement]:
 
 
 def _present(measurement: Measurement) -> bool:
-    """Return whether kvc-trt itself has what this configuration needs; the peers are all there."""
+    """Return whether kvc-trt itself has the features that this configuration needs; the peers are all there."""
     contender = measurement.contender
     if contender.ours:
         backend = backends().get(contender.options.get("backend", "onnxruntime"))

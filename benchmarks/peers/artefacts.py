@@ -44,7 +44,7 @@ class Workplace:
 
 
 def artefact(measurement: Measurement, place: Workplace) -> Path:
-    """Return what the contender loads at this point; it may not exist yet."""
+    """Return the files that the contender loads at this point; it may not exist yet."""
     point, contender = measurement.point, measurement.contender
     shape, weights, folder = point.shape.name, point.weights, place.directory
     if contender.runner == OURS:

@@ -67,7 +67,7 @@ def bars(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[Bar]:
 
 
 def bars_of_formats(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[Bar]:
-    """Yield what a cache of 8 bits gains: beside OpenVINO's eviction in its own 8 bits, and beside float32."""
+    """Yield the gains of a cache of 8 bits: beside OpenVINO's eviction in its own 8 bits, and beside float32."""
     for point, rows in points.items():
         of = {(one.reads, one.cache): [one] for one in rows if one.ours}
         ours, whole = of.get(("rocketkv", "int8"), []), of.get(("all", "int8"), [])

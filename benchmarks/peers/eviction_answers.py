@@ -30,7 +30,7 @@ from kvc_trt.tasks.registry import task
 
 NAME = "peers-eviction"
 BLOCK = 32
-"""Its cache is evicted by blocks of so many tokens, so that sizes are multiples of it."""
+"""Tokens of one block: the cache is evicted block by block, so sizes are multiples of it."""
 _CACHE_GIGABYTES = 2
 
 
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def cell_of(cells: list[dict[str, Any]], group: Mapping[str, Any], point: Point) -> dict[str, Any]:
-    """Return the cell of these very questions, a new one where there is none."""
+    """Return the cell of these very questions, or a new one."""
     key = {name: group[name] for name in ("task", "mode", "length", "framing", "dataset")}
     key |= {"point": point.label, "stored_tokens": point.stored_tokens}
     for cell in cells:

@@ -1,4 +1,4 @@
-"""The least time of a decode step: what it must read, over what this machine's memory gives."""
+"""The least time of a decode step: the bytes that it must read, over this machine's memory bandwidth."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _read_bandwidth(threads: int) -> float:
 
 
 def step_cost(measurement: Measurement) -> StepCost:
-    """Return what one step reads: the weights in kvc-trt's formats, the cache in the contender's own."""
+    """Return the bytes that one step reads: the weights in kvc-trt's formats, the cache in the contender's own."""
     point, contender = measurement.point, measurement.contender
     model = point.shape.model
     weights = weight_bytes(model, point.weights).per_step

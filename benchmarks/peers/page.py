@@ -224,7 +224,7 @@ def point_name(key: PointKey) -> str:
 
 
 def notes(data: Mapping[str, Any], rows: str) -> list[str]:
-    """Explain the mark if one of the `rows` has it, and name what was not measured."""
+    """Explain the mark if one of the `rows` has it, and name the points that were not measured."""
     lines = []
     if NOISY in rows:
         lines.append(

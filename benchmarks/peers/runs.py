@@ -15,7 +15,7 @@ EMPTY: dict[str, Any] = {"threads": 2, "bandwidth": {}, "versions": {}, "measure
 
 
 class Runs(Growing):
-    """Runs by measurement, and what they have in common."""
+    """Runs by measurement, and the fields that they share."""
 
     def of(self, measurement: Measurement) -> list[dict[str, Any]]:
         """Return the runs of one measurement, in the order of the rounds."""

@@ -1,4 +1,4 @@
-"""The bars that only a GPU can prove, and what the predictions say of them."""
+"""The bars that only a GPU can prove, and the predictions for them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator
 def floor_of_step(case: Case, gpu: Accelerator) -> float:
     """Return the floor of the whole model's step in microseconds, at the bandwidth assumed for the GPU's memory.
 
-    Measurements are set against what it is found to reach (`benchmarks.gpu.device.Bandwidths`), not what is published.
+    Measurements are compared with the bandwidth that it is found to reach (`benchmarks.gpu.device.Bandwidths`), not the
+    published one.
     """
     cache = row_traffic(MODEL, case.parameters, case.item_bytes, case.prompt, NEW_TOKENS // 2)
     cost = StepCost(weight_bytes(MODEL, "bf16").per_step, cache.bytes)
@@ -132,7 +133,7 @@ def _case(call: Snapshot) -> Case:
 
 
 def case_text(entry: Snapshot) -> str:
-    """Return the case of a call or a kernel in words; predictions of before know only the default policy."""
+    """Return the case of a call or a kernel in words; older predictions know only the default policy."""
     budget = f", budget {entry['budget']}" if entry["budget"] else ""
     return f"batch {entry['batch']}{budget}{storage_text(entry)}"
 

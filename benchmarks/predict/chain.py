@@ -1,8 +1,8 @@
 """The cost of one run of each block: the clocks of a warp alone on its multiprocessor, and the units that it takes.
 
-A warp issues in order. An instruction waits until the registers that it reads are there, and blocks pass on what is
-still on its way, by the slower of the ways that lead to the next. Of a loop, the second round counts: it finds what a
-round usually leaves behind.
+A warp issues in order. An instruction waits until the registers that it reads are there. Blocks pass on the registers
+that are still pending, by the slower of the paths that lead to the next block. The second round of a loop counts: it
+finds the registers as rounds usually leave them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class _Walk:
             done |= loop.blocks if loop else {number}
 
     def _twice(self, loop: SassLoop) -> None:
-        """The second round says what a round costs. What the first takes longer is waited for once, before the loop."""
+        """Take the second round as the cost of a round. The extra time of the first one is waited for once, before the
+        loop."""
         entry = self._slowest(loop.head)
         self.through(loop.blocks, loop)
         first = sum(self.clocks[number] for number in loop.blocks)

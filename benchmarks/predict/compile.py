@@ -1,4 +1,4 @@
-"""Compiles the kernels of a case for one architecture, with lines, and reads what came out."""
+"""Compiles the kernels of a case for one architecture, with line numbers, and reads the machine code."""
 
 from __future__ import annotations
 

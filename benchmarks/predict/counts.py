@@ -118,7 +118,7 @@ class Counts:
         if nearest is None:
             return None
         after = min((at for at in here if at > line), default=None)
-        if nearest < line and after is not None:  # behind `if (...) break;` both its test and what follows it count
+        if nearest < line and after is not None:  # behind `if (...) break;` both its test and the code after it count
             return max(here[nearest] & here[after] or here[nearest])
         return max(here[nearest])
 
@@ -133,7 +133,7 @@ class Counts:
     def entered(self, occurrence: Occurrence, around: Occurrence | None) -> float:
         """Return how often a loop is entered per round of the one around it, or per run of the kernel; at most 1.
 
-        As often as what stands beside it in a function that was inlined. Else a warp that enters it is taken to have as
+        That is as often as the code beside it in an inlined function. Else a warp that enters it is taken to have as
         many rounds of it as the warp with most.
         """
         whole = self.rounds(around) if around else self.whole

@@ -94,7 +94,7 @@ def executed(build: Path, operation: str, case: Case, architecture: str) -> list
 
 
 def _with_idle_pieces(library: Path, ran: Mapping[int, EmulatedExecutions]) -> dict[int, tuple[int, int]]:
-    """Counts by address: what was run, and the other pieces of the functions that were, which were not."""
+    """Return counts by address: pieces that ran, and with 0 the pieces of the same functions that did not."""
     function_of = _pieces(library)
     functions = {function_of[address] for address in ran}
     found = {address: (0, 0) for address, function in function_of.items() if function in functions}
@@ -118,7 +118,7 @@ def _pieces(library: Path) -> dict[int, int]:
 
 
 def instantiation(kernel: str, function: str) -> str | None:
-    """Return the kernel with its template arguments, as a demangled function names it: itself, or what calls it."""
+    """Return the kernel with its template arguments, as a demangled function names it: itself, or its caller."""
     match = re.search(rf"\b{kernel}\b", function)
     if match is None:
         return None

@@ -38,8 +38,9 @@ class Frequencies:
         """Return how often each block of the kernel runs, by number.
 
         A warp takes one of the two arms of a branch. Arms that the compiler made from the same lines have the counts of
-        both: they are cut to what leads to them. Of two that are versions of the same calls, one may never be run: its
-        own lines say so. A barrier of a cluster has an arm for launches without clusters, which are not predicted.
+        both: they are cut to the count of the blocks that lead to them. Of two that are versions of the same calls, one
+        may never be run: its own lines say so. A barrier of a cluster has an arm for launches without clusters, which
+        are not predicted.
         """
         reached = reachable(self.kernel.blocks)
         found = [self._runs(number) if number in reached else 0.0 for number in range(len(self.kernel.blocks))]

@@ -1,7 +1,7 @@
-"""The predicted time of one launch, from what its blocks cost, how often they run, and the bytes that it moves.
+"""The predicted time of one launch, from the cost of its blocks, how often they run, and the bytes that it moves.
 
-waiting     clocks that the longest warp of a block of threads needs by itself, for its own results
-issue       clocks that all warps of the blocks on the busiest multiprocessor take of its issue slots, or of the unit
+waiting clocks that the longest warp of a block of threads needs alone, for its own results issue clocks that all warps
+of the blocks on the busiest multiprocessor take of its issue slots, or of the unit
             that they take most of
 execution   where all blocks are resident at once, they go through the code side by side: the slower of the two, added
             up piece by piece. Blocks that go in rounds are at different pieces: the slower of the two sums
@@ -77,7 +77,7 @@ class Work:
     """__syncthreads of the block."""
     cluster_barriers: float
     pieces: tuple[tuple[float, float], ...]
-    """For every block of the code: clocks of the longest warp by itself, and of issue slots or units by all warps."""
+    """For every block of the code: clocks of the longest warp alone, and of issue slots or units by all warps."""
     unmatched: tuple[str, ...]
     """Loops that were taken for one round, since their source was not found."""
 
@@ -89,7 +89,7 @@ class Work:
 
     @property
     def waiting(self) -> float:
-        """Clocks of the longest warp by itself."""
+        """Clocks of the longest warp alone."""
         return sum(wait for wait, _ in self.pieces)
 
     @property

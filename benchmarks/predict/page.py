@@ -73,7 +73,7 @@ def _origin(title: str, snapshot: Entry) -> str:
 
 
 def _of_floors(found: Sequence[Bar]) -> str:
-    """Say what floors the shares are of, and how many bars are met only because of it."""
+    """Name the floors that the shares are of, and the number of bars met only because of them."""
     shares = [bar for bar in found if bar.of_published is not None]
     only = sum(bar.met and not bar.met_of_published for bar in shares)
     return paragraph(

@@ -1,4 +1,4 @@
-"""The machine code of a kernel, as nvdisasm prints it: straight blocks, what follows what, loops, and source lines."""
+"""The machine code of a kernel, as nvdisasm prints it: straight blocks, their successors, loops, and source lines."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ Entry = dict[str, Any]
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Calls of the bars; what dense attention reads does not depend on the budget. Formats at their own bars alone."""
+    """Calls of the bars; the bytes that dense attention reads do not depend on the budget. Formats at their own bars
+    alone."""
     for budget in BUDGETS:
         for batch in BATCHES:
             yield "hybrid", Case(batch, CONTEXT, budget)
@@ -97,7 +98,8 @@ class Predictor:
         return [self._entry(operation, case, launch, self._like(operation, case, launch)) for launch in launches]
 
     def checks(self) -> list[Entry]:
-        """Collective operations: what the counts make of the machine code, beside what the emulation did itself."""
+        """Collective operations: those that the counts predict from the machine code, beside those that the emulation
+        ran."""
         found: dict[tuple[str, str, str], Entry] = {}
         one = Case(1, CONTEXT, BUDGETS[0], kv_heads=1)
         in_formats = (("dense", replace(one, policy=policy)) for policy in IN_FORMAT.values())
@@ -117,7 +119,7 @@ class Predictor:
         return kernel_launches.record(self._emulation, operation, case)
 
     def _like(self, operation: str, case: Case, launch: Launch) -> Executed:
-        """Return an emulated launch whose blocks do what those of `launch` do, with the fewest heads and rows."""
+        """Return an emulated launch whose blocks do the same as those of `launch`, with the fewest heads and rows."""
         for batch, heads in ((1, 1), (1, KV_HEADS), *((batch, KV_HEADS) for batch in BATCHES if batch <= case.batch)):
             fewer = replace(case, batch=batch, kv_heads=heads)
             for device in DEVICES:

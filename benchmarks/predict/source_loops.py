@@ -1,4 +1,4 @@
-"""The loops of a source file, by lines: where a loop's head is, and what it encloses."""
+"""The loops of a source file, by lines: the place of a loop's head, and the lines that it encloses."""
 
 from __future__ import annotations
 

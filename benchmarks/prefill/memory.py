@@ -1,4 +1,4 @@
-"""A long prompt through the benchmark model: peak memory above the weights, and what compaction takes of prefill.
+"""A long prompt through the benchmark model: peak memory above the weights, and compaction's share of prefill.
 
     python -m benchmarks.prefill.memory                 # 32,768 tokens; some minutes on two cores
     python -m benchmarks.prefill.memory --tokens 8192

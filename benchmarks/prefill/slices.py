@@ -3,7 +3,7 @@
     python -m benchmarks.prefill.slices ENGINE_DIR                       # SmolLM2 as in docs/scheduler.md; some minutes
     python -m benchmarks.prefill.slices ENGINE_DIR --limits 50,100,200 --prompt 4096 --rows 8
 
-Both sides do the same work, in turns: the prefill of one prompt, and `--steps` steps of the rows. What slices cost is
+Both sides do the same work, in turns: the prefill of one prompt, and `--steps` steps of the rows. The cost of slices is
 the time that they add to it, the median over the rounds (bar: 5%). Wall-clock figures count only on an idle machine, so
 the share of the processors that others took is written beside each of them; processor time is nearly free of it.
 """

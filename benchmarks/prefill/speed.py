@@ -3,9 +3,9 @@
     python -m benchmarks.prefill.speed ENGINE                                  # 4,096 tokens, two threads
     python -m benchmarks.prefill.speed ENGINE ENGINE --precisions f32 bf16 --repeats 5 --write
 
-Wall time is what a user waits; CPU time over the number of threads is what remains of it on a machine that does nothing
-else, and varies less where others work. Beside both, the operators that ONNX Runtime spends its time in: recording
-them costs time, so their shares are what counts.
+Wall time is the user's wait; CPU time over the number of threads is the wall time on a machine that does nothing else,
+and varies less where others work. Beside both, the operators that ONNX Runtime spends its time in: recording them costs
+time, so only their shares count.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ its two runs; the figures are the median of the pairs and their quartiles. Secon
 clock: with one thread they say nearly the same on a machine that has other work, whose load is recorded.
 SqueezeAttention's own figure (arXiv 2404.04793, table 4) is 6.3%, for an 8K prompt on a GPU.
 
-Memory is resident memory above what both engines hold at rest, in a run of its own. It grows by what all layers
-keep until budgets are known (up to twice the budget) and by caches with room for as much: `--policy snapkv-gqa` keeps
-little, and shows what is left of the growth then.
+Memory is resident memory above what both engines hold at rest, in a run of its own. It grows by the tokens that all
+layers keep until budgets are known (up to twice the budget) and by caches with room for as many: `--policy snapkv-gqa`
+keeps few tokens, and shows the growth that is left then.
 """
 
 from __future__ import annotations

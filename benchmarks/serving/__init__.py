@@ -3,5 +3,5 @@
     python -m benchmarks.serving --help
 
 `points.py` names what is measured; `servers.py` and `tritonserver.py` start the servers; `perf_analyzer.py` and
-`aiperf.py` run the tools and read what they write; `page.py` writes docs/results/serving.md.
+`aiperf.py` run the tools and read their output; `page.py` writes docs/results/serving.md.
 """

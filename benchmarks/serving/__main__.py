@@ -86,7 +86,7 @@ def _measure_all(points: list[Point], place: Place, result: Growing, arguments: 
 
 
 def _measure_in_turns(points: list[Point], place: Place, arguments: argparse.Namespace) -> None:
-    """Measure all points once a round, so that what changes on the machine meanwhile meets each of them alike."""
+    """Measure all points once a round, so that changes on the machine meanwhile affect all of them alike."""
     result = Growing.open(page.IN_TURNS, {"command": "", "rounds": []}, fresh=arguments.fresh)
     result.data["command"] = shlex.join(["python", "-m", "benchmarks.serving", *sys.argv[1:]])
     rounds = result.data["rounds"]

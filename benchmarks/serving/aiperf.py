@@ -1,4 +1,4 @@
-"""`aiperf`: its input, how it is run, and what it writes.
+"""`aiperf`: its input, its command, and its output.
 
 The requests go as they are (`inputs-json`), with token ids for prompts. aiperf wants a tokenizer even where the server
 counts tokens, and offline it finds one only in the layout of Hugging Face's cache, which is made here.
@@ -44,7 +44,7 @@ def load(
     place: Place, url: str, model: str, asked: Sequence[Asked], *, engine: Path, clients: int, count: int,
     directory: Path,
 ) -> list[Answered]:  # fmt: skip
-    """Send `count` requests from so many clients to a server of OpenAI's API; return what it saw of each."""
+    """Send `count` requests from `clients` clients to a server of OpenAI's API; return the record of each."""
     data, written = directory / "inputs.json", directory / "aiperf"
     data.write_text(json.dumps(input_data(asked, model)), encoding="utf-8")
     shutil.rmtree(written, ignore_errors=True)

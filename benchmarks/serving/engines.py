@@ -1,4 +1,4 @@
-"""The engines that are served, built as a user builds them, and what each answers without a server."""
+"""The engines that are served, built as a user builds them, and the answers of each without a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 32
 
 @dataclass(frozen=True)
 class Kind:
-    """One engine: its model, its policy and what it is asked."""
+    """One engine: its model, its policy and its questions."""
 
     name: str
     model: str
@@ -67,7 +67,7 @@ KINDS = {
 
 
 def build(kind: Kind, place: Place) -> Path:
-    """Build the engine, if there is none of these settings and this code, and return its directory."""
+    """Build the engine, unless one of these settings and this code exists, and return its directory."""
     target = place.work / "engines" / kind.name
     command = [sys.executable, "-m", "kvc_trt", "build", *kind.arguments(), "--no-verify", "--force", "-o", str(target)]
     if place.checkpoint is not None and kind.model != "retrieval-tiny":
@@ -97,7 +97,7 @@ class Expected:
 
 
 def expected_answers(engine: Engine, asked: Sequence[Asked], place: Place) -> tuple[int, list[Expected]]:
-    """Return the bytes of one row, and what `kvc-trt run` answers greedily and one by one; kept for the next run."""
+    """Return the bytes of one row, and the answers of `kvc-trt run`, greedily and one by one; kept for the next run."""
     path = place.work / "answers" / f"{engine.directory.digest[:16]}-{digest(list(asked))}.json"
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ _WORDS = ("amber", "lamp", "scarlet", "tiger", "lagos", "eight", "bear", "hanoi"
 
 @dataclass(frozen=True)
 class Asked:
-    """One request. Its answer has `max_tokens` tokens, whatever they are: an end token does not end it."""
+    """One request. Its answer always has `max_tokens` tokens: an end token does not end it."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -52,13 +52,13 @@ def requests(engine: Engine, shape: Shape, seed: int = 0) -> list[Asked]:
 
 
 def digest(asked: list[Asked]) -> str:
-    """Return a digest of the requests, which names what answers belong to."""
+    """Return a digest of the requests, by which answers are matched to them."""
     listed = [[list(one.prompt), one.max_tokens] for one in asked]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
 
 
 def _question(engine: Engine, tokens: int, draw: random.Random) -> tuple[int, ...]:
-    """Return a chat prompt of at most so many tokens: a part of a log, and a question about it."""
+    """Return a chat prompt of at most `tokens` tokens: a part of a log, and a question about it."""
     lines = _LOG.read_text(encoding="utf-8").splitlines()
     begin, question = draw.randrange(len(lines)), draw.choice(_QUESTIONS)
     lines = lines[begin:] + lines[:begin]
@@ -75,7 +75,7 @@ def _question(engine: Engine, tokens: int, draw: random.Random) -> tuple[int, ..
 
 
 def _words(engine: Engine, tokens: int, draw: random.Random) -> tuple[int, ...]:
-    """Words that the shipped model knows, of so many tokens, with a record and its query."""
+    """Return `tokens` tokens of words that the shipped model knows, with a record and its query."""
     key, *value = draw.sample(_WORDS[1:], 5)
     tokenizer = engine.directory.tokenizer
     record = tokenizer.encode(f"<record> {key} {' '.join(value)}").ids

@@ -31,7 +31,7 @@ _RUNNING = "kvc_trt_running"
 
 @dataclass(frozen=True)
 class Prepared:
-    """An engine, what it is asked, and what it answers without a server."""
+    """An engine, its questions, and its answers without a server."""
 
     engine: Path
     row_bytes: int

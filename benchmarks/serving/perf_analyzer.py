@@ -1,4 +1,4 @@
-"""`perf_analyzer`, which Triton's client library brings: its input, how it is run, and what it writes.
+"""`perf_analyzer`, which Triton's client library brings: its input, its command, and its output.
 
 It sends requests by gRPC streams, as many at once as there are clients, until `--request-count` are answered. Its own
 report has the latency of whole requests alone; the times of every piece are in its profile export.
@@ -41,7 +41,7 @@ def input_data(asked: Sequence[Asked]) -> dict[str, Any]:
 def load(
     place: Place, address: str, model: str, asked: Sequence[Asked], *, clients: int, count: int, directory: Path
 ) -> list[Answered]:
-    """Send `count` requests from so many clients to a gRPC address; return what it saw of each."""
+    """Send `count` requests from `clients` clients to a gRPC address; return the record of each."""
     data, export = directory / "input.json", directory / "perf_analyzer.json"
     data.write_text(json.dumps(input_data(asked)), encoding="utf-8")
     export.unlink(missing_ok=True)
@@ -79,7 +79,7 @@ def read_export(export: Mapping[str, Any], asked: Sequence[Asked]) -> list[Answe
 
 
 def _libraries(place: Place, directory: Path) -> Path:
-    """Make a directory of the libraries that it looks for, beside what the server's wheel has of them."""
+    """Make a directory of the libraries that it looks for, beside those in the server's wheel."""
     (site,) = (place.triton / "lib").glob("python3.*/site-packages")
     directory.mkdir(parents=True, exist_ok=True)
     for pattern, name in _LIBRARIES.items():

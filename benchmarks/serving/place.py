@@ -25,7 +25,7 @@ class Place:
     """A file with SmolLM2's weights; None takes the one in the user's cache."""
 
     def missing(self) -> str | None:
-        """Return what to do where an environment is missing."""
+        """Return the command to run where an environment is missing."""
         for environment, target in (
             (self.triton, "triton-env"), (self.dynamo, "dynamo-env"), (self.aiperf, "aiperf-env"),
         ):  # fmt: skip

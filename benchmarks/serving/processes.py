@@ -47,7 +47,7 @@ class Started:
             return []
 
     def end(self) -> None:
-        """Ask it to end as an operator would, then end what is left."""
+        """Ask it to end as an operator would, then kill the processes that are left."""
         below = self.tree()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

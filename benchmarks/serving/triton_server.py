@@ -50,7 +50,7 @@ class TritonServer:
         return read_metric(f"http://127.0.0.1:{self._metrics}/metrics", name)
 
     def end(self) -> None:
-        """End it, and remove what it leaves in shared memory."""
+        """End it, and remove its leftovers in shared memory."""
         self._started.end()
         for left in _SHARED_MEMORY.glob(f"{self._prefix}*"):
             left.unlink(missing_ok=True)

@@ -36,7 +36,7 @@ class Watch:
         self._thread.join()
 
     def figures(self) -> dict[str, Any]:
-        """Return memory over time, in seconds and MiB, what it grew by, and the rows."""
+        """Return memory over time, in seconds and MiB, its growth, and the rows."""
         return memory_figures(self._samples) | {
             "rows_at_once": max(self._rows, default=0.0),
             "rows_median": median(self._rows) if self._rows else 0.0,
@@ -71,7 +71,7 @@ def memory_figures(samples: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def _resident(started: Started) -> int:
-    """Return the resident bytes of a process and all below it; what they share counts for each."""
+    """Return the resident bytes of a process and all below it; shared memory counts for each."""
     total = 0
     for process in started.tree():
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,12 +1,12 @@
-"""Loads a real server for an hour and counts what became of every request.
+"""Loads a real server for an hour and counts the outcome of every request.
 
     make soak                                       # an hour; writes docs/results/reliability.md's part
     python -m benchmarks.soak --minutes 2           # a look whether everything runs
     python -m benchmarks.soak --in-process          # a scheduler alone: conversations, contexts, hostile callers
     python -m benchmarks.soak --page                # the part again from the results
 
-`kvc-trt serve` runs two engines in the environment of `make dynamo-env`. Clients ask what has one right answer, leave
-early, and send nonsense, while workers and the frontend are killed. Exit code 1: something is lost or differs.
+`kvc-trt serve` runs two engines in the environment of `make dynamo-env`. Clients ask questions with one right answer,
+leave early, and send nonsense, while workers and the frontend are killed. Exit code 1: something is lost or differs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
         record = soak.run()
     finally:
         code = server.end()
-    write(record)  # what others took is known once the server's own time is
+    write(record)  # the time of other processes is known once the server's own time is
     _report(record, code, path)
 
 

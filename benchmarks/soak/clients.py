@@ -44,7 +44,7 @@ def ask(port: int, asked: Asked, *, stream: bool) -> Answer:
 
 
 def send(port: int, path: str, content: bytes) -> tuple[int, bytes]:
-    """Return status and content of what the server answers."""
+    """Return status and content of the server's answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
         connection.request("POST", path, content, {"Content-Type": "application/json"})
@@ -94,7 +94,7 @@ def same(one: Answer, other: Answer) -> bool:
 
 
 class Client(threading.Thread):
-    """Asks again and again until it is told to end; `may_ask` is clear while the server is left in peace."""
+    """Asks again and again until it has to end; `may_ask` is clear while the server is left in peace."""
 
     def __init__(
         self,

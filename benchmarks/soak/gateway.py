@@ -1,4 +1,4 @@
-"""The gateway alone, asked as fast as it answers: what its memory does over a hundred thousand requests.
+"""The gateway alone, asked as fast as it answers: its memory over a hundred thousand requests.
 
     build/dynamo/bin/python -m benchmarks.soak.gateway --minutes 10    # writes benchmarks/results/soak-gateway.json
 
@@ -99,7 +99,7 @@ class Server:
 
 
 def serve_frontend(asking: Connection) -> None:
-    """Answer as Dynamo's frontend passes on what a worker says, at once, or with status 400."""
+    """Answer as Dynamo's frontend does when it passes on a worker's reply, at once, or with status 400."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await request.json()

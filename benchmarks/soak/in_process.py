@@ -1,4 +1,4 @@
-"""The part of a soak that needs no server: callers of one scheduler, and what is left of them."""
+"""The part of a soak that needs no server: callers of one scheduler, and the resources left afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WARM_UP = 0.25
 
 
 def soak(engine: Path, seconds: float, seed: int, *, distinct: int = 28) -> dict[str, Any]:
-    """Load a scheduler that makes drafts; return what became of the requests, what was left, and the memory.
+    """Load a scheduler that makes drafts; return the outcomes of the requests, the leftovers, and the memory.
 
     There are `distinct` different prompts, which come again in any order.
     """

@@ -19,7 +19,7 @@ _OF_95_PERCENT = 1.96
 
 
 class MemoryWatch(threading.Thread):
-    """Looks at all processes that `processes` returns, by role, until it is told to end."""
+    """Looks at all processes that `processes` returns, by role, until it has to end."""
 
     def __init__(self, processes: Callable[[], Mapping[str, psutil.Process]]) -> None:
         super().__init__(daemon=True)
@@ -56,7 +56,7 @@ def by_minute(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def growth(minutes: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Return the least-squares slope in MiB per hour with its 95 % interval, and what it was fitted to."""
+    """Return the least-squares slope in MiB per hour with its 95 % interval, and the points that it was fitted to."""
     hours = [at / 3600 for at, _ in minutes]
     sizes = [size for _, size in minutes]
     middle, mean = fmean(hours), fmean(sizes)

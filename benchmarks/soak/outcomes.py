@@ -21,7 +21,7 @@ _SETTLES_SECONDS = 3.0
 
 @dataclass
 class Outcomes:
-    """Counts by kind of request, and the first examples of what must not be."""
+    """Counts by kind of request, and the first examples of forbidden outcomes."""
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     examples: list[dict[str, Any]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Outcomes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, kind: str, outcome: str, what: object = None) -> None:
-        """Count one request; keep what is known of one that must not be."""
+        """Count one request; keep the details of a forbidden one."""
         with self._lock:
             self.counts[kind][outcome] += 1
             if outcome in (DIFFERENT, LOST, UNEXPLAINED) and len(self.examples) < MOST_EXAMPLES:
@@ -47,7 +47,7 @@ class Outcomes:
             self.kills[-1] = (self.kills[-1][0], time.monotonic() + _SETTLES_SECONDS)
 
     def of_error(self, began: float) -> str:
-        """Return what an error that says so counts as, in a request that began then and ends now."""
+        """Return the outcome for an error with this text, in a request that began then and ends now."""
         with self._lock:
             down = any(began <= until and since <= time.monotonic() for since, until in self.kills)
         return BROKEN if down else UNEXPLAINED

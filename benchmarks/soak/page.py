@@ -61,7 +61,7 @@ def _requests(requests: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def _by_kind(requests: Mapping[str, Mapping[str, int]]) -> dict[str, Counter[str]]:
-    """Add up what came whole and what came as a stream."""
+    """Add up whole answers and streamed ones."""
     found: dict[str, Counter[str]] = {}
     for kind, counted in requests.items():
         found.setdefault(kind.removesuffix(", stream"), Counter()).update(counted)

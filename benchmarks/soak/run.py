@@ -62,7 +62,7 @@ def quiet_answers(port: int, seed: int) -> list[tuple[Asked, Answer]]:
 
 
 class Soak:
-    """Clients of one server for so many minutes. `write` is called with each new state of the record."""
+    """Clients of one server for `minutes` minutes. `write` is called with each new state of the record."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The server of a run, `kvc-trt serve` with two engines in the environment of `make dynamo-env`, and what ends it."""
+"""The server of a run, `kvc-trt serve` with two engines in the environment of `make dynamo-env`, and the code that ends
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Server:
         self.port = int(found[1])
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Return the processes that run now, by what they do."""
+        """Return the processes that run now, by role."""
         found = {}
         for process in self._started.tree():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):

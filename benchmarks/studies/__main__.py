@@ -1,4 +1,4 @@
-"""The papers' studies: measure what is not there yet, and write the pages.
+"""The papers' studies: measure the missing records, and write the pages.
 
     python -m benchmarks.studies [hit_rates layer_importance] [--minutes 60] [--count 8] [--pages]
 

@@ -40,10 +40,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim of a paper, and what was measured of it."""
+    """One claim of a paper, and the measurements of it."""
 
     claim: str
-    """The paper's sentence in other words, and where it stands."""
+    """The paper's sentence in other words, with its section or figure."""
     figure: str
     count: int
     """Independent documents or prompts."""

@@ -1,7 +1,7 @@
 """Measurements of studies: one JSON object per line, each with its machine and commit.
 
 A line is {"key", "measured", "machine"}. The key names everything that decides the measurement, so a run that was
-stopped goes on with the keys that are not there yet, on whatever commit; the page names all commits.
+stopped goes on with the missing keys, on any commit; the page names all commits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Records:
     """The measurements of one study, in a file that is written whole after each."""
 
     def __init__(self, path: Path, record: Mapping[str, Any]) -> None:
-        """Read what is there. `record` is this machine's."""
+        """Read the file if it exists. `record` is this machine's."""
         self.path, self._machine = path, dict(record)
         self.all = read(path) if path.exists() else []
         self._known = {_digest(one["key"]) for one in self.all}
@@ -80,7 +80,7 @@ def measured_on(records: Sequence[Record], study: str) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Return every number with DIGITS behind the point; what is not a number of a measurement (NaN) is None."""
+    """Return every number with DIGITS behind the point; NaN is None."""
     if isinstance(value, Mapping):
         return {name: rounded(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

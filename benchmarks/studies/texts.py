@@ -1,4 +1,4 @@
-"""Documents that studies read: of a manual, of a log and of facts, cut to a length, and what is asked about them."""
+"""Documents that studies read: of a manual, of a log and of facts, cut to a length, and the questions about them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _ids(tokenizer: TaskTokenizer, kind: str) -> Sequence[int]:
 
 
 def _piece(tokenizer: TaskTokenizer, kind: str, index: int, tokens: int) -> str:
-    """Return the index-th piece of so many tokens; neighbours lie a hundredth of the text apart, or a piece."""
+    """Return the index-th piece of `tokens` tokens; neighbours lie a hundredth of the text apart, or a piece."""
     ids = _ids(tokenizer, kind)
     step = max(tokens, len(ids) // 101)
     start = index * step % (len(ids) - tokens)

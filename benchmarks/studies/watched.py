@@ -1,6 +1,6 @@
 """A model whose layers are watched while it reads: queries, keys, and the residual stream around every attention.
 
-The reference computes it, in float32, with the whole cache. What an answer attends to is seen by reading prompt and
+The reference computes it, in float32, with the whole cache. The attention of an answer is seen by reading prompt and
 answer together once more: causal attention gives every token the same queries and keys as decoding does.
 """
 
@@ -186,7 +186,7 @@ class Caches(Protocol):
         """The number of caches."""
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterable[Seen]:
-        """For each: what the M tokens behind the prompt's n see in a layer."""
+        """For each: the masks of the M tokens behind the prompt's n in a layer."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@
     python -m benchmarks.torch.backend --batches 1 --contexts 32768 --budgets 512
     python -m benchmarks.torch.backend --parts prefill --contexts 32768
 
-Llama-3.1-8B with random weights in bf16, caches filled synthetically. A step is what a server does: tokens up, one
-CUDA graph, the sampled tokens down, measured on the host's clock. Dense is our own kernel, and FlashInfer's and
-PyTorch's flash kernels in its place; speed-ups are over the fastest of them. What does not fit is listed as not
-measured, with needed and free memory, and so is what `--seconds` left no time for. The result goes to
+Llama-3.1-8B with random weights in bf16, caches filled synthetically. A step is that of a server: tokens up, one CUDA
+graph, the sampled tokens down, measured on the host's clock. Dense is our own kernel, and FlashInfer's and PyTorch's
+flash kernels in its place; speed-ups are over the fastest of them. Points that do not fit are listed as not measured,
+with needed and free memory, and so are those for which `--seconds` left no time. The result goes to
 benchmarks/results/torch_backend.json, point by point (gpu/points.py).
 """
 
@@ -98,7 +98,8 @@ def fill(executor: TorchExecutor, entries: Sequence[int]) -> None:
 def step_seconds(
     executor: TorchExecutor, cell: Cell, steps: int, *, groups: int = GROUPS, warm_up: int = WARM_UP_STEPS
 ) -> list[float]:
-    """Return the seconds per step of each group of steps: greedy, always at the same length, fed what came back."""
+    """Return the seconds per step of each group of steps: greedy, always at the same length, fed the returned
+    tokens."""
     positions = np.full(cell.batch, cell.position, np.int64)
     lengths = np.repeat(np.array(cell.entries, np.int64)[:, None], cell.batch, axis=1)
     tokens = np.arange(cell.batch, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The cells of the torch backend's benchmark, and what they should cost: nothing here needs a GPU.
+"""The cells of the torch backend's benchmark, and their expected cost: nothing here needs a GPU.
 
 A cell is one model under one policy, one batch, one context; every row is half-way through its answer to a prompt that
 fills the context.

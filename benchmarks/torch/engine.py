@@ -3,9 +3,9 @@
     python -m benchmarks.torch.engine                              # retrieval-tiny in bf16 and fp16
     python -m benchmarks.torch.engine --weights bf16 --model llama3.1-8b --random-weights 0 --levels ops
 
-The engines are built into a temporary folder, or were built beforehand into `--engines`, for a machine that lacks what
-a build needs. The result goes to benchmarks/results/torch_engine.json, point by point (gpu/points.py); the exit status
-is 1 where a verification fails, 3 without a GPU.
+The engines are built into a temporary folder, or were built beforehand into `--engines`, for a machine that lacks the
+packages of a build. The result goes to benchmarks/results/torch_engine.json, point by point (gpu/points.py); the exit
+status is 1 where a verification fails, 3 without a GPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m benchmarks.torch.products
 
-Nothing here is what the torch backend runs: docs/decisions/0046 says why. The error is that of float64 sums over the
+The torch backend runs none of these: docs/decisions/0046 says why. The error is that of float64 sums over the
 dequantised matrix, as a share of the largest result.
 """
 

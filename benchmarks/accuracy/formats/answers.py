@@ -5,8 +5,8 @@
 Asks SmolLM2-135M-Instruct the questions of `benchmarks.accuracy.smollm2.stages`, with the same samples: a needle in the
 prompt, the same asked after compaction, the same as plain text, one of several keys, and the likelihood of a summary.
 One prefill serves every method, budget and format. All groups are asked a few questions before any is asked more, so
-that a run that was stopped has about as many answers in each. What is measured is kept in build/accuracy/, and the next
-run goes on there. Writes benchmarks/results/formats-answers.json after every few questions.
+that a run that was stopped has about as many answers in each. Results are kept in build/accuracy/, and the next run
+goes on there. Writes benchmarks/results/formats-answers.json after every few questions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def compared() -> list[Variant]:
 
 
 def measured(model: PolicyEngines, names: Sequence[str], draw: OneDraw, until: float | None) -> list[Cell]:
-    """Return every cell that is known, after asking what the draw's questions of these groups lack."""
+    """Return every known cell, after asking the questions of these groups that the draw still lacks."""
     settings = {**model.describe(), "samples": draw.samples, "seed": draw.seed, "max_new_tokens": draw.max_new_tokens}
     progress, asked = progress_on(), compared()
     with Results(FOLDER / RESULTS_FILE, {**settings, "tasks_version": VERSION}) as results:

@@ -4,8 +4,8 @@
 
 A prompt is a piece of the Python language's own documentation, which is part of every Python (`pydoc_data.topics`). Its
 next 256 tokens are fed one by one to the whole cache and to each other one, and their distributions of the next token
-are compared (`kvc_trt.accuracy.faithfulness`): with the whole cache, and with the same method's cache as it is, which
-is what the format alone changes. One prefill serves all caches of all methods. All lengths are asked a few prompts
+are compared (`kvc_trt.accuracy.faithfulness`): with the whole cache, and with the same method's exact cache, which
+shows the effect of the format alone. One prefill serves all caches of all methods. All lengths are asked a few prompts
 before any is asked more. Writes benchmarks/results/formats-divergence.json after every few prompts; a run goes on where
 the last one of the same commit and machine stopped.
 """
@@ -45,7 +45,7 @@ CONTINUED = 256
 PROMPTS = 8
 BUDGET = 512
 TOGETHER = 4
-"""Prompts after which the result is written. Their steps share what is read of weights, as far as caches have room."""
+"""Prompts after which the result is written. Their steps share the reading of weights, where caches have room."""
 WHOLE = Variant(BASELINE, None)
 
 
@@ -80,7 +80,7 @@ def questions(model: PolicyEngines, length: int, count: int) -> list[Question]:
 
 
 def measure(model: PolicyEngines, result: Growing, lengths: Sequence[int], count: int, until: float | None) -> None:
-    """Add what the result lacks, some prompts of one length at a time."""
+    """Add the results that are missing, some prompts of one length at a time."""
     known = {(one["length"], one["prompt"]) for one in result.data["prompts"]}
     asked = {length: questions(model, length, count) for length in lengths}
     with progress_on().task("prompts", count * len(lengths)) as advance:

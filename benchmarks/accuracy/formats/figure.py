@@ -1,4 +1,4 @@
-"""The figure of docs/results/accuracy-formats.md: what is answered over the bytes of one sequence."""
+"""The figure of docs/results/accuracy-formats.md: the share answered over the bytes of one sequence."""
 
 from __future__ import annotations
 

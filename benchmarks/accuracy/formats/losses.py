@@ -3,7 +3,7 @@
 The rule: in every group of questions the 95 % interval of the loss, question by question, excludes more than
 LARGEST_LOSS, and the mean divergence is at most LARGEST_DIVERGENCE. A group whose score is a likelihood has no points;
 its interval excludes a loss of more than LARGEST_DIVERGENCE. Fewer questions than SAMPLES decide nothing: an interval
-of a handful is narrower than what it stands for.
+of a handful is narrower than it should be.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Loss(NamedTuple):
 
 
 def pooled(found: Formats, group: Group, form: str) -> Loss | None:
-    """Return what a format changes over all methods and budgets of a group: a mean for each question, then of those.
+    """Return the loss of a format over all methods and budgets of a group: a mean for each question, then of those.
 
-    Questions are resampled, not answers: what is hard for one method is hard for others too. In points two more are
-    drawn from, on one of which one cache gains its answer and on the other loses it: without them an interval of equal
-    answers would have no width, and excluded whatever was not seen. None where some method was not asked.
+    Questions are resampled, not answers: a question that is hard for one method is hard for others too. For losses in
+    points, two more questions are added, one on which the format gains its answer and one on which it loses it: without
+    them an interval of equal answers would have no width. None where some method was not asked.
     """
     pairs = list(found.pairs(group, form))
     if len(pairs) < len(caches()):
@@ -111,7 +111,7 @@ def farther(found: Formats, length: int, method: str, form: str) -> Loss:
 
 
 def against(found: Formats, form: str) -> Iterator[str]:
-    """Yield what speaks against a format as the default, a clause each; nothing where nothing does."""
+    """Yield the objections to a format as the default, a clause each."""
     few: dict[int, list[str]] = {}
     for group in found.groups:
         loss = pooled(found, group, form)

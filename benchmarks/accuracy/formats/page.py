@@ -105,7 +105,7 @@ def _name(method: str, budget: int | None, form: str) -> str:
 
 
 def _figures(found: Formats, at: Sequence[Answered | None]) -> list[str]:
-    """MiB where most is stored, which differs by the answers' room, and what is answered."""
+    """Return the largest MiB stored, which differs by the answers' room, and the shares answered."""
     known = [one for one in at if one is not None]
     return [f"{max(one.stored for one in known) / MIB:.1f}" if known else "-", *(_figure(found, one) for one in at)]
 

@@ -116,7 +116,7 @@ def caches() -> list[tuple[str, int | None]]:
 
 
 def recorded(results: Path = store.RESULTS) -> Formats:
-    """Return what a folder has. InputError where the answers are to different questions."""
+    """Return the results in a folder. InputError where the answers are to different questions."""
 
     def known(name: str) -> dict[str, Any]:
         path = results / f"{name}.json"
@@ -130,5 +130,5 @@ def recorded(results: Path = store.RESULTS) -> Formats:
 
 
 def peers(found: Formats, group: Group) -> Sequence[Answered]:
-    """Return what others answered to a group's questions."""
+    """Return the answers of other engines to a group's questions."""
     return [*found.answered.of(KVPRESS, group), *found.openvino(group)]

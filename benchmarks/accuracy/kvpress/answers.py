@@ -4,8 +4,8 @@
 
 Every press keeps as many tokens as a policy's budget leaves of the prompt, as many as fit in the bytes that RocketKV
 stores, and the shares of kvpress's leaderboard. Presses share a prefill: each press's own `score` runs in its own
-place, behind a layer's attention, and its own `compress` on the layer's full cache when the prefill is done. What they
-keep is decoded together, as `benchmarks.accuracy.kvpress.rows` says. AdaKV masks tokens of a cache that stays whole: it
+place, behind a layer's attention, and its own `compress` on the layer's full cache when the prefill is done. Their
+caches are decoded together (`benchmarks.accuracy.kvpress.rows`). AdaKV masks tokens of a cache that stays whole: it
 frees nothing, and is asked at equal token budgets only.
 
 Answers are greedy, with the positions of the text, as in kvpress's pipeline. Writes a line per question to a file of
@@ -156,7 +156,7 @@ def held_together(amounts: Sequence[int]) -> list[list[int]]:
 
 
 def main() -> None:
-    """Ask what is not known yet, and write the result."""
+    """Ask the remaining questions, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=Path, required=True, help="questions.json of accuracy.smollm2.grid")
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face directory, or a GGUF file")

@@ -26,7 +26,7 @@ ADAKV = "adakv-snapkv"
 
 
 def ratio_for(kept: int, length: int) -> float:
-    """Return the compression ratio at which kvpress keeps so many tokens: it rounds down."""
+    """Return the compression ratio at which kvpress keeps `kept` tokens: it rounds down."""
     return max(0.0, 1 - (kept + 0.5) / length)
 
 
@@ -73,7 +73,7 @@ class Compressor:
         return rows
 
     def masked(self, full: Layers, amount: int, room: int) -> Rows:
-        """Return the full cache and what AdaKV masks of it; masked keys are overwritten in place."""
+        """Return the full cache and AdaKV's masks of it; masked keys are overwritten in place."""
         import kvpress
 
         rows = whole_rows((ADAKV, amount), full, room)

@@ -1,7 +1,7 @@
 """Many compressed caches of one prompt, decoded together: `benchmarks.accuracy.kvpress.answers`'s rows.
 
 A step reads the weights once for all rows. Rows whose caches are equally long share one call of attention, which sees
-what it would see if they were decoded alone; so no row is padded, and nothing is masked but the future.
+the same as if they were decoded alone; so no row is padded, and nothing is masked but the future.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RowsCache:
         self._groups, self.fed = groups, 0
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, _: Any = None) -> tuple[list[_Part], None]:
-        """Append the new tokens of a layer; returns what attention reads, in the place of the keys."""
+        """Append the new tokens of a layer; returns the tensors that attention reads, in the place of the keys."""
         parts, first, new = [], 0, keys.shape[2]
         for group in self._groups:
             last, end = first + len(group.names), group.kept + self.fed + new
@@ -80,7 +80,7 @@ class RowsCache:
 def _attention(
     module: Any, query: torch.Tensor, parts: list[_Part], _: None, mask: None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attend with each group of rows by itself, in the batch's order."""
+    """Attend with each group of rows separately, in the batch's order."""
     found, first, new = [], 0, query.shape[2]
     for part in parts:
         last, length = first + part.keys.shape[0], part.keys.shape[2]

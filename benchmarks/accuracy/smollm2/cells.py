@@ -42,7 +42,7 @@ class Group(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The group in few words: what most groups have in common, as SHORTEST has it, is not said."""
+        """The group in few words, without the properties that most groups share (those of SHORTEST)."""
         differs = [
             (self.length != SHORTEST, f"{self.length:,} tokens"),
             (self.mode != MODES[0], "question after compaction"),
@@ -157,7 +157,7 @@ def _ours(cell: dict[str, Any]) -> Answered:
 
 
 def _theirs(result: dict[str, Any]) -> list[Answered]:
-    """kvpress's cells. AdaKV masks tokens and frees none: it stores what the whole cache stores."""
+    """kvpress's cells. AdaKV masks tokens and frees none: it stores as much as the whole cache."""
     whole = {_group(one): one["kept"] for one in result["cells"] if one["press"] == BASELINE}
     found = []
     for cell in result["cells"]:

@@ -1,7 +1,7 @@
 """The policy and budget that are good enough for each use, and the engines that docs/choosing.md shows.
 
-A policy is taken for a use if it has the smallest rows of those that keep KEPT of what the whole cache answers, in
-every group of the use. Nothing here depends on who wins.
+A policy is taken for a use if it has the smallest rows of those that keep the share KEPT of the whole cache's right
+answers, in every group of the use. Nothing here depends on who wins.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Row:
-    """A policy at one budget, and what a row of it takes at one length."""
+    """A policy at one budget, and the bytes of its row at one length."""
 
     variant: Variant
     length: int

@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy.smollm2.choosing       # after benchmarks.accuracy.smollm2.steps
 
-Everything follows from the committed results; `benchmarks.accuracy.smollm2.choices` says what is taken.
+Everything follows from the committed results; `benchmarks.accuracy.smollm2.choices` makes the choice.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def beside_others(found: Comparison) -> Iterator[str]:
 
 
 def _records(rows: Sequence[Compared], shares: Mapping[str, str]) -> Iterator[str]:
-    """For each of what may be alike: never better than some methods, and better than others in so many comparisons.
+    """Yield a line for each shared property: the methods that a policy never beats, and those that it beats, with the
+    counts.
 
     Policies that were asked two groups alone stand in the table and in the CSV.
     """
@@ -112,7 +113,8 @@ def by_group(found: Comparison) -> Iterator[str]:
 
 
 def _smallest_of(found: Comparison, group: Group, side: str) -> str:
-    """Methods that answer nearly what the whole cache answers with fewer bytes, by the fewest from which on they do."""
+    """Return the methods that answer nearly as well as the whole cache with fewer bytes, by the fewest bytes from which
+    on they do."""
     cells, full = [cell for cell in found.of(side, group) if len(cell.scores) >= ENOUGH], found.full(group, side)
     if full is None or not cells:
         return ""

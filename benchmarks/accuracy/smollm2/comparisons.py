@@ -1,4 +1,4 @@
-"""RocketKV's policies beside every other method on the same questions, and what chance allows to say of each pair.
+"""RocketKV's policies beside every other method on the same questions, and the verdict on each pair that chance allows.
 
 A verdict follows the statistic that its test counts. All comparisons of a side about the same questions are one family,
 whose chances Holm's method corrects, and fewer questions than ENOUGH give no verdict.

@@ -1,4 +1,4 @@
-"""The plots of docs/results/accuracy-smollm2.md: what is answered against the bytes that are stored."""
+"""The plots of docs/results/accuracy-smollm2.md: the share answered against the bytes stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_POLICY = Style("#009E73", "h", "-.")
 
 
 def against_bytes(found: Comparison, group: Group) -> bytes:
-    """Our policies and kvpress's presses side by side, at what one sequence stores."""
+    """Our policies and kvpress's presses side by side, at the bytes that one sequence stores."""
     sides = [side for side in (OURS, KVPRESS) if found.of(side, group)]
     sizes = [cell.stored / _MIB for side in sides for cell in found.of(side, group)]
     figure = new_figure(5.2 * len(sides), 5.6)

@@ -3,9 +3,9 @@
     python -m benchmarks.accuracy.smollm2.grid [--checkpoint FILE.gguf] [--stages needles,likelihood] [--minutes 60]
 
 The stages (`benchmarks.accuracy.smollm2.stages`) stand in the order in which they decide something; the first ones are
-the core grid, `--stages all` asks for the rest. What is measured is kept in build/accuracy/, some questions at a time,
-so a run that was stopped goes on where it was. Writes benchmarks/results/accuracy-smollm2.json with the score of every
-question, and questions.json beside the kept results: the same token ids for `benchmarks.accuracy.kvpress.answers`.
+the core grid, `--stages all` asks for the rest. Results are kept in build/accuracy/, some questions at a time, so a run
+that was stopped goes on where it was. Writes benchmarks/results/accuracy-smollm2.json with the score of every question,
+and questions.json beside the kept results: the same token ids for `benchmarks.accuracy.kvpress.answers`.
 `benchmarks.accuracy.smollm2.page` writes the page.
 """
 
@@ -97,7 +97,8 @@ def write_result(settings: dict[str, Any], cells: Sequence[Cell], spent: dict[st
 
 
 def write_questions(model: PolicyEngines, names: Sequence[str], directory: Path) -> Path:
-    """Questions as token ids, with what policies store of them: what another engine is asked to keep.
+    """Write the questions as token ids, with the sizes that policies store of them, which another engine is asked to
+    keep.
 
     Those of the stages that ask RocketKV, which the others are set beside.
     """

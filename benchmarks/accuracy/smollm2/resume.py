@@ -3,8 +3,8 @@
     python -m benchmarks.accuracy.smollm2.resume
 
 For a machine that did not measure them: `benchmarks.accuracy.smollm2.grid` and `benchmarks.accuracy.kvpress.answers`
-ask what their own files there lack. Files that are there stay as they are. Answers to other questions, or of another
-checkpoint, are refused by those who go on from them.
+ask the questions that their own files there lack. Files that are there stay as they are. Answers to other questions, or
+of another checkpoint, are refused by those who go on from them.
 """
 
 from __future__ import annotations

@@ -76,4 +76,4 @@ class Model:
 
 @llama_cpp.llama_log_callback
 def _QUIET(level: int, text: bytes, data: ctypes.c_void_p) -> None:  # noqa: N802 - a constant
-    """Drop what llama.cpp writes while it loads."""
+    """Drop the output of llama.cpp while it loads."""

@@ -60,7 +60,7 @@ WARM_UP = 8
 
 
 def asked(chosen: ChosenModel, task: str, index: int, length: int) -> list[int]:
-    """Return a prompt: a piece of Python's documentation, and behind it what to do.
+    """Return a prompt: a piece of Python's documentation, followed by the instruction.
 
     The piece is the longest with which prompt and answer have at most `length` tokens.
     """
@@ -109,7 +109,7 @@ def answer(session: Session, prompt: Sequence[int], tokens: int) -> dict[str, An
 
 
 def answered(open_session: Callable[[str, str], Session], prompt: Sequence[int]) -> dict[str, Any]:
-    """Answer one prompt on both sides in both ways; return what was counted, without the tokens."""
+    """Answer one prompt on both sides in both ways; return the counts, without the tokens."""
     measured: dict[str, Any] = {"prompt_tokens": len(prompt)}
     sessions = {
         (side, way): open_session(side, way) for side in SIDES for way in WAYS
@@ -125,7 +125,7 @@ def answered(open_session: Callable[[str, str], Session], prompt: Sequence[int])
 
 
 def measure(run: Run, kept: Records) -> None:
-    """Measure what is not there yet, prompt by prompt."""
+    """Measure the missing records, prompt by prompt."""
     chosen = choose(run.model, checkpoint=run.checkpoint, weights="fp32")
     wanted = list(keys(chosen, run))
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def measure(run: Run, kept: Records) -> None:
 
 
 def keys(chosen: ChosenModel, run: Run) -> Iterator[Mapping[str, Any]]:
-    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, in an order that leaves a stopped run with about as many of each kind."""
     head = {
         "model": chosen.choice.name, "checkpoint": chosen.source.weights.fingerprint(), "capacity": CAPACITY,
         "tokens": TOKENS, "draft": DRAFT, "threads": torch.get_num_threads(),

@@ -1,10 +1,11 @@
-"""SnapKV's study of hit rates: does the end of a prompt point at what the answer uses (arXiv 2404.14469, 3 and 4.2)?
+"""SnapKV's study of hit rates: does the end of a prompt point at the tokens that the answer uses (arXiv 2404.14469, 3
+and 4.2)?
 
     python -m benchmarks.studies hit_rates [--minutes 60] [--long]
 
 The formula is equations 2 to 8 of the NeurIPS version; its preprint has the two numbers, a threshold of 0.05 and a
-twentieth of the prefix. Attention is that of the whole cache. The first tokens of a text draw attention whatever is
-asked, and any policy keeps them; so every figure is also given without them.
+twentieth of the prefix. Attention is that of the whole cache. The first tokens of a text draw attention under any
+question, and any policy keeps them; so every figure is also given without them.
 """
 
 from __future__ import annotations
@@ -87,12 +88,12 @@ def vote(attention: Tensor, count: int) -> Tensor:
 
 
 def important(attention: Tensor, threshold: float) -> Tensor:
-    """Mark what each query attends to with more than `threshold` (equation 6): [N,R,L] -> [R,N,L]."""
+    """Mark the tokens to which each query attends with more than `threshold` (equation 6): [N,R,L] -> [R,N,L]."""
     return (attention > threshold).transpose(0, 1)
 
 
 def recent(votes: Tensor, count: int) -> Tensor:
-    """Mark what StreamingLLM would keep of the prefix, the first SINKS and the last tokens, as a control."""
+    """Mark the tokens that StreamingLLM would keep of the prefix, the first SINKS and the last tokens, as a control."""
     mask = torch.zeros_like(votes)
     mask[:, :SINKS] = True
     mask[:, votes.shape[1] - (count - SINKS) :] = True
@@ -115,7 +116,8 @@ def both_ways(used: Tensor, voted: Tensor) -> tuple[float, float]:
 
 
 def along_windows(model: StudyModel, settings: Settings, first: int) -> dict[str, Any]:
-    """Follow the long answers of TOGETHER documents: what windows of a prompt vote for, what those of an answer use.
+    """Follow the long answers of TOGETHER documents: the tokens that windows of a prompt vote for, and those that
+    windows of an answer use.
 
     By document and layer: `prompt` and `answer` are pairs (as published, without sinks) for each window.
     """
@@ -171,8 +173,8 @@ def distinct_share(tokens: Sequence[int]) -> float:
 def about_one_document(model: StudyModel, settings: Settings, kind: str, index: int) -> dict[str, Any]:
     """Ask one document several things, each at its end and at its beginning, and the first thing twice.
 
-    By layer: `pairs`, the overlap of what different instructions with their answers vote for; `same`, of two answers to
-    one instruction; `end` and `beginning`, hit rates of the last tokens of a prompt on its answer.
+    By layer: `pairs`, the overlap of the tokens that different instructions with their answers vote for; `same`, of two
+    answers to one instruction; `end` and `beginning`, hit rates of the last tokens of a prompt on its answer.
     """
     document = texts.KINDS[kind](model.tokenizer, index, settings.asked_document)
     first = document.instructions[0]
@@ -252,21 +254,21 @@ def _by_layer(found: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[floa
 
 
 def measure(run: Run, kept: Records) -> None:
-    """Measure what is not there yet, some documents at a time."""
+    """Measure the missing records, some documents at a time."""
     settings, documents = LONG if run.long else Settings(), run.count or DOCUMENTS
     model = open_study_model(run.model, LONGEST, run.checkpoint)
     measure_lacking(run, kept, keys(model, settings, documents), lambda key: of_key(model, settings, key))
 
 
 def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure what one key names."""
+    """Measure the record of one key."""
     if key["part"] == WINDOWS:
         return along_windows(model, settings, key["index"])
     return about_one_document(model, settings, key["kind"], key["index"])
 
 
 def keys(model: StudyModel, settings: Settings, documents: int) -> Iterator[dict[str, Any]]:
-    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, in an order that leaves a stopped run with about as many of each kind."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for index in range(documents):
         if index % TOGETHER == 0:

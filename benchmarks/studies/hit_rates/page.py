@@ -79,7 +79,7 @@ def _layers(one: Record, part: str, window: int, way: int) -> list[float | None]
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    """Return the mean of what is there."""
+    """Return the mean of the values that are there."""
     some = [value for value in values if value is not None]
     return sum(some) / len(some)
 

@@ -1,1 +1,2 @@
-"""Importance of layers: SqueezeAttention's study of the cosine around attention, and of what follows from it."""
+"""Importance of layers: SqueezeAttention's study of the cosine around attention, and of the budgets that follow from
+it."""

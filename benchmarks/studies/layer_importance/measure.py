@@ -128,21 +128,21 @@ def mean_layers(means: Sequence[Sequence[float]]) -> list[float]:
 
 
 def measure(run: Run, kept: Records) -> None:
-    """Measure what is not there yet, some prompts at a time."""
+    """Measure the missing records, some prompts at a time."""
     settings, prompts = Settings(), run.count or PROMPTS
     model = open_study_model(run.model, LONGEST, run.checkpoint)
     measure_lacking(run, kept, keys(model, settings, prompts), lambda key: of_key(model, settings, key))
 
 
 def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure what one key names."""
+    """Measure the record of one key."""
     if key["part"] == COSINES:
         return cosines_of(model, settings, key["kind"], key["index"])
     return swept(model, settings, key["index"])
 
 
 def keys(model: StudyModel, settings: Settings, prompts: int) -> Iterator[dict[str, Any]]:
-    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, in an order that leaves a stopped run with about as many of each kind."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for first in range(0, prompts, TOGETHER):
         for kind in texts.KINDS:

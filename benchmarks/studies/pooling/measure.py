@@ -3,7 +3,8 @@
     python -m benchmarks.studies pooling [--minutes 60] [--long]
 
 A needle is a number in prose, at some depth of a prompt that ends with the question. It is found under a cache if the
-number's every token is the likeliest one there: what a greedy answer says. One reading of the prompt serves all caches.
+number's every token is the likeliest one there: the text of a greedy answer. One reading of the prompt serves all
+caches.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Observed:
         return len(self._variants)
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """Yield the masks [H,M,n+M]: what is kept, the window, and the new tokens up to each one."""
+        """Yield the masks [H,M,n+M]: the kept tokens, the window, and the new tokens up to each one."""
         (heads, n, _), new = layer.query.shape, following.new
         recent = torch.ones(new, new, dtype=torch.bool).tril().expand(heads, new, new)
         votes: dict[int, Tensor] = {}
@@ -143,7 +144,7 @@ def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str
 
 
 def measure(run: Run, kept: Records) -> None:
-    """Measure what is not there yet, needle by needle."""
+    """Measure the missing records, needle by needle."""
     settings, needles = LONG if run.long else Settings(), run.count or NEEDLES
     model = open_study_model(run.model, LONGEST, run.checkpoint)
 
@@ -154,7 +155,7 @@ def measure(run: Run, kept: Records) -> None:
 
 
 def keys(model: StudyModel, settings: Settings, needles: int) -> Iterator[Mapping[str, Any]]:
-    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, in an order that leaves a stopped run with about as many of each kind."""
     grid = {"windows": WINDOWS, "pools": POOLS, "capacities": CAPACITIES}
     head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, **asdict(settings), **grid}
     for index in range(needles):

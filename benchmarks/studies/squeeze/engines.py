@@ -139,7 +139,7 @@ def timed(engines: Engines, opened: dict[str, Side], prompt: Sequence[int], batc
 def counted(engines: Engines) -> dict[str, Any]:
     """Count the bytes of weights and of a row, as `kvc-trt plan` does, for the paper's prompts and answers.
 
-    `row` is what an engine allocates, `used` what the budgets of a prompt fill of it.
+    `row` is the bytes that an engine allocates, `used` the part that the budgets of a prompt fill.
     """
     room, weights, row, used = Room(PROMPT, ANSWER), 0, {}, {}
     for name in SIDES:
@@ -200,7 +200,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def measure(run: Run, kept: Records, model: StudyModel) -> None:
-    """Measure what is not there yet."""
+    """Measure the missing records."""
     text = model.tokenizer.encode(plain_text())
     opened: dict[str, Side] = {}
     with ExitStack() as stack:

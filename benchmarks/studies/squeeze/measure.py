@@ -3,9 +3,9 @@
     python -m benchmarks.studies squeeze [--minutes 60] [--count 8]
 
 Each of the paper's three policies keeps 10 to 100 % of a prompt, the same in every layer, or divided between layers by
-the prompt's own cosines as `squeeze-online` does. Behind the prompt a text is fed: the true summary of a log, what
-follows in a manual, or the number of a needle. One reading of a prompt serves all caches. Speed and cost are measured
-on engines (`engines.py`).
+the prompt's own cosines as `squeeze-online` does. Behind the prompt a text is fed: the true summary of a log, the next
+text of a manual, or the number of a needle. One reading of a prompt serves all caches. Speed and cost are measured on
+engines (`engines.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WITHOUT, WITH = DIVISIONS = ("uniform", "squeeze-online")
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt and of what follows it."""
+    """Tokens of a prompt and of its continuation."""
 
     prompt: int
     following: int
@@ -129,7 +129,7 @@ def place(policy: str, share: float, kind: str) -> int:
 
 
 def measure(run: Run, kept: Records) -> None:
-    """Measure what is not there yet: engines first, then answers, which can go on with more prompts."""
+    """Measure the missing records: engines first, then answers, which can go on with more prompts."""
     model = open_study_model(run.model, LONGEST, run.checkpoint)
 
     def of_key(key: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def measure(run: Run, kept: Records) -> None:
 
 
 def keys(model: StudyModel, run: Run) -> Iterator[Mapping[str, Any]]:
-    """Yield the keys of all prompts, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all prompts, in an order that leaves a stopped run with about as many of each kind."""
     head = {
         "model": model.name, "checkpoint": model.fingerprint, "part": ANSWERS, "task": TASK, "policies": POLICIES,
         "shares": SHARES, "length": LENGTHS[run.long],

@@ -1,1 +1,1 @@
-"""RocketKV, stage by stage: what each keeps and reads, and what that costs."""
+"""RocketKV, stage by stage: the attention that each keeps and reads, and the cost of that."""

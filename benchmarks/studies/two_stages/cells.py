@@ -83,7 +83,7 @@ class Cell:
         return self.kept + beside.get(self.second.rule, 0)
 
     def read(self, head_size: int) -> float:
-        """Pairs that a step reads of them: bounds of the chosen channels, and what is attended."""
+        """Pairs that a step reads of them: bounds of the chosen channels, and the tokens attended to."""
         second, pages = self.second, self.kept / self.second.page
         if second.rule == "all":
             return self.kept

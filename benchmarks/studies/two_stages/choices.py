@@ -19,7 +19,7 @@ from kvc_trt.reference.methods.hybrid import temperature
 
 @dataclass
 class Prompt:
-    """A layer's prompt; what several cells share is computed once."""
+    """A layer's prompt; values that several cells share are computed once."""
 
     layer: WatchedLayer
     _orders: dict[First, Tensor] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Prompt:
 
 
 def read(second: Second, query: Tensor, keys: Tensor, kept: int) -> Tensor:
-    """Choose what each of M steps reads: query [M,H,D], keys [G,B+M,D] -> mask [G,M,B+M].
+    """Choose the tokens that each of M steps reads: query [M,H,D], keys [G,B+M,D] -> mask [G,M,B+M].
 
     The first `kept` = B keys are the prompt's, step i also sees its own key B+i and those before it.
     """
@@ -75,9 +75,9 @@ def read(second: Second, query: Tensor, keys: Tensor, kept: int) -> Tensor:
 
 
 def unread(second: Second, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor | None:
-    """Return the share of attention [H,M] that SparQ's scores leave to what is not read; None for other rules.
+    """Return the share of attention [H,M] that SparQ's scores leave to unread tokens; None for other rules.
 
-    query [M,H,D], keys [G,B+M,D], mask [G,M,B+M] is what is read."""
+    query [M,H,D], keys [G,B+M,D], mask [G,M,B+M] is true for tokens read."""
     if second.rule != "sparq":
         return None
     (steps, heads, size), (groups, total) = query.shape, keys.shape[:2]

@@ -1,7 +1,8 @@
 """The lengths at which stage 2 pays: bytes kept and read as functions of a prompt's length. Arithmetic, no measurement.
 
-Stage 2 reads a part of what stage 1 keeps, and its bounds take room from it. At equal bytes in memory it can save bytes
-of a step, not keep more. So it pays from the length on at which the reads that it saves are a share of a step's bytes.
+Stage 2 reads a part of the tokens that stage 1 keeps, and its bounds take room from it. At equal bytes in memory it can
+save bytes of a step, not keep more. So it pays from the length on at which the reads that it saves are a share of a
+step's bytes.
 """
 
 from __future__ import annotations

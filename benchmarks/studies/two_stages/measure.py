@@ -1,10 +1,10 @@
-"""RocketKV's two stages on needles: what each keeps of the attention, and what it costs (arXiv 2502.14051).
+"""RocketKV's two stages on needles: the share of attention that each keeps, and its cost (arXiv 2502.14051).
 
     python -m benchmarks.studies two_stages [--minutes 60] [--count 16] [--long]
 
 One reading of a prompt serves all cells (`cells.py`) and both places of the question: in the prompt, whose compaction
-then sees it, or behind it. Stage one loses what is not kept, stage two what is kept and not read; so attention and the
-exact best tokens of the whole cache are counted after each.
+then sees it, or behind it. Stage one loses the tokens that it evicts, stage two those that are kept and not read; so
+attention and the exact best tokens of the whole cache are counted after each.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ the whole cache's attention to the prompt, and of its BEST tokens, that are kept
 
 
 class Staged:
-    """The whole cache, and behind it all cells; counts what they keep and read of the whole cache's attention."""
+    """The whole cache, and behind it all cells; counts the shares of the whole cache's attention that they keep and
+    read."""
 
     def __init__(self, of: Sequence[Cell], first: int) -> None:
         """Count from the step `first` on: those before feed the question."""
@@ -68,7 +69,7 @@ class Staged:
         return (self._own / self._layers).tolist()
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """Return what each cache sees; layers follow each other."""
+        """Yield the masks of each cache; layers follow each other."""
         self._layers += 1
         if self._layers == 1:
             self._own = torch.zeros(len(self._cells), following.new)
@@ -100,8 +101,7 @@ class Staged:
 def counted(whole: Tensor, kept: Tensor, mask: Tensor, best: Tensor) -> Tensor:
     """Return the shares of one layer: attention kept, attention read, best tokens kept, best tokens read.
 
-    whole [G,g,M,n] is attention; kept [G,B] positions; mask [G,M,B] is what is read of them; best [G,M,BEST]
-    positions.
+    whole [G,g,M,n] is attention; kept [G,B] positions; mask [G,M,B] is true for those read; best [G,M,BEST] positions.
     """
     groups, group, steps, n = whole.shape
     of_kept = whole.gather(3, kept[:, None, None].expand(groups, group, steps, -1))
@@ -164,7 +164,7 @@ def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str
 
 
 def measure(run: Run, kept: Records) -> None:
-    """Measure what is not there yet, needle by needle."""
+    """Measure the missing records, needle by needle."""
     model = open_study_model(run.model, LONGEST, run.checkpoint)
 
     def of_key(key: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def measure(run: Run, kept: Records) -> None:
 
 
 def keys(model: StudyModel, run: Run) -> Iterator[Mapping[str, Any]]:
-    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, in an order that leaves a stopped run with about as many of each kind."""
     needles = run.count or NEEDLES
     names = [cell.name for cell in cells(model.decoder.config, max(LENGTHS))]
     head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, "output": OUTPUT, "cells": names}

@@ -66,13 +66,13 @@ def by_step(whole: torch.Tensor, other: torch.Tensor) -> list[float]:
 
 
 def needle(model: StudyModel, index: int) -> list[dict[str, Any]]:
-    """Hide one needle and ask for it in the prompt; return what `along` does."""
+    """Hide one needle and ask for it in the prompt; return the records of `along`."""
     prompt, _, answer = asked(model, LENGTH, depth_of(index), index)
     return along(model, prompt, answer, cells(model.decoder.config, remainders=True))
 
 
 def text(model: StudyModel, index: int) -> list[dict[str, Any]]:
-    """Read plain text behind a prompt; return what `needle` does, without remainders."""
+    """Read plain text behind a prompt; return records as `needle` does, without remainders."""
     ids = model.tokenizer.encode(texts.manual(model.tokenizer, index, LENGTH + CONTINUED).text)
     return along(model, ids[:LENGTH], ids[LENGTH:], cells(model.decoder.config, remainders=False))
 
@@ -139,7 +139,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write what the setting that loses most loses with each number of last tokens."""
+    """Write the loss of the setting that loses most, for each number of last tokens."""
     worst = max((one for one in rows if not one["recent"]), key=lambda one: statistics.fmean(_means(one)))
     own = {one["recent"]: one for one in rows if all(one[name] == worst[name] for name in ("setting", "beyond"))}
     nats = {recent: Estimate.of(_means(own[recent])) for recent in RECENT}
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _rows(of: Sequence[Cell], measured: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a record of each cell with what was measured of every needle or text."""
+    """Return a record of each cell with the measurements of every needle or text."""
     return [{**_named(cell), "measured": [one[at] for one in measured]} for at, cell in enumerate(of)]
 
 

@@ -25,7 +25,7 @@ KEPT = (410, 411, 816, 817, 818, 819)
 
 
 def cell(kept: int, head_size: int) -> Cell:
-    """Return the cell that keeps so many tokens."""
+    """Return the cell that keeps `kept` tokens."""
     return Cell(PUBLISHED, kept, Second("hybrid", PAGE, head_size // 2, kept // 2), "half", kept)
 
 
