@@ -17,8 +17,8 @@ def assert_close(found: ArrayLike, expected: ArrayLike, tolerance: float = 1e-5,
 
     Each addition rounds relative to what has been added up so far, so the rounding of a sum grows with its terms, and
     elements of a tensor that are near 0 carry that of the large ones. float32 rounds by 2^-24: 1e-5 are 168 such
-    roundings of the largest element, 2e-6 are 34. Integers are equal, those of int8 (bounds in fp8) as far as rounded
-    numbers are.
+    roundings of the largest element, 2e-6 are 34. Integers are equal, those of int8 (bounds in fp8) within the same
+    tolerance as rounded numbers.
     """
     here, wanted = np.asarray(found), np.asarray(expected)
     assert here.shape == wanted.shape, f"{name}: {here.shape}, expected {wanted.shape}"

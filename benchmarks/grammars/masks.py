@@ -169,7 +169,7 @@ def drawn(matcher: Matcher, seed: int) -> Iterator[float]:
 
 
 def take_library_slices() -> None:
-    """Divide the vocabulary as the library does by itself."""
+    """Divide the vocabulary as the library does by default."""
     from llguidance import LLTokenizer
 
     compiler._SLICES = LLTokenizer.general_slices()

@@ -72,7 +72,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Mean:
 
 
 def on_answered(scores: Sequence[float], full: Sequence[float]) -> Mean | None:
-    """A policy's accuracy on the questions that the full cache answers; None where there is none of them.
+    """A policy's accuracy on the questions that the full cache answers; None if it answers none.
 
     A measurement that was cut short may have more of the full cache's scores: what only one of the two has is left out.
     """

@@ -88,7 +88,7 @@ def plan(
 
     `settings` are the keys of a build; with `compare`, every policy is shown at their budget. With `memory`, bytes that
     the caches of `rows` rows may take (a number, or "60MiB"), it is the largest budget of each policy and cache format
-    that fits; with `rows` alone, of those with which so many rows fit each GPU. `mix` is a YAML file of requests
+    that fits; with `rows` alone, of those with which that many rows fit each GPU. `mix` is a YAML file of requests
     (docs/plan.md). `gpus` are names such as "h100", or "NAME=bandwidth,TFLOPS,GiB". The result holds plain values:
     sizes in bytes, times in milliseconds. Raises InputError.
 

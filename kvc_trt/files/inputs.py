@@ -36,7 +36,7 @@ def open_input(
 
 
 def open_appended(path: str | Path, largest: int, *, hint: str | None = None) -> io.BufferedRandom:
-    """Open a regular file, made if there is none, to read it and to append to it; the caller closes it.
+    """Open a regular file, created if it does not exist, to read it and to append to it; the caller closes it.
 
     Raises InputError as `open_input` does.
     """

@@ -54,7 +54,7 @@ class LongRope:
     kind: Literal["longrope"] = "longrope"
 
     def factors(self, longest: int) -> tuple[float, ...]:
-        """Return the list of an engine whose longest sequence has so many tokens."""
+        """Return the list of an engine whose longest sequence has `longest` tokens."""
         return self.long_factors if longest > self.original_max_position_embeddings else self.short_factors
 
 
@@ -99,7 +99,7 @@ class Attention:
     """The attention of one layer, over the tokens up to its own."""
 
     window: int | None = None
-    """A sliding layer attends to so many tokens, its own included; None: to all of them."""
+    """The number of tokens that a sliding layer attends to, its own included; None: all."""
     rotary: bool = True
     """False: queries and keys do not depend on positions (NoPE, Kazemnejad et al., arXiv 2305.19466)."""
     rotary_base: float | None = None

@@ -195,7 +195,7 @@ def in_our_order(
 
 
 def in_one_matrix(layer: int, joined: str, widths: Mapping[str, int]) -> dict[str, Rows]:
-    """Return the places of matrices that a checkpoint has one under the other, of so many rows each, in one tensor.
+    """Return the places of matrices that a checkpoint stacks in one tensor, each with its number of rows.
 
     `joined` and the keys of `widths` are names within a layer, such as `self_attn.qkv_proj.weight`.
     """

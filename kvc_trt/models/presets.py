@@ -35,7 +35,7 @@ class Recommendation(OwnSchema):
     """The measurement behind it, and the page that has it."""
 
     def token_budget(self, longest_answer: int) -> int:
-        """Return the token budget of a build whose answers have at most so many tokens."""
+        """Return the token budget of a build whose answers have at most `max_output_len` tokens."""
         return self.prompt_budget + longest_answer
 
 

@@ -14,7 +14,7 @@ _LONGEST_TOKEN = 1024
 
 
 class TooLong(InputError):
-    """A text with so many characters that its tokens cannot fit a prompt."""
+    """A text that is too long for its tokens to fit a prompt, by its number of characters."""
 
 
 def token_ids(tokenizer: Tokenizer, text: str, longest: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ COLUMNS = (
 def write_files(tuned: Tuned, directory: Path) -> None:
     """Write candidates.csv, tune.json, build.yaml where a choice is good enough, and tune.html, the sign of all.
 
-    A build file of an earlier run goes where there is none now.
+    A build file of an earlier run is removed if this run writes none.
     """
     files = {"candidates.csv": csv_bytes(tuned), "tune.json": json_bytes(tuned.to_json())}
     if tuned.good_enough:

@@ -50,7 +50,7 @@ inline Vector scores_of_block(const float* query, int64_t query_width, const Row
     return sum_each(sums);
 }
 
-/// scores[head, token] of `Heads` heads, of which `width` floats are written; `before` prepares what comes next.
+/// scores[head, token] of `Heads` heads, of which `width` floats are written; `before` prepares the next tokens.
 template <VectorFormat Format, int Heads, class Before>
 void score_heads(const Table& keys, int64_t count, const float* query, int64_t query_width, float* scores,
                  int64_t width, const Before& before) {

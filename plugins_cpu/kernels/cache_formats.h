@@ -1,4 +1,4 @@
-// Vectors of a cache widened to floats in registers, whatever their format.
+// Vectors of a cache, in any format, widened to floats in registers.
 //
 // kInt8 and kFp8 have one scale for a vector: it multiplies sums of products of codes, not each channel. kInt4 has a
 // scale and a minimum for a group of channels, and is widened to the values themselves.
@@ -143,7 +143,7 @@ static inline void load_channels(const Row& row, int64_t channel, Vector* made) 
     }
 }
 
-/// Loads the last `left` channels of a vector; what follows them is a number, or NaN if the vector is.
+/// Loads the last `left` channels of a vector; the lanes after them hold numbers, or NaN if the vector does.
 template <VectorFormat Format>
 static inline void load_last_channels(const Row& row, int64_t channel, int64_t left, Vector* made) {
     if constexpr (Format == VectorFormat::kExact) {
@@ -162,7 +162,7 @@ static constexpr int64_t place_of_channel(int64_t channel) {
     return channel / stretch * stretch + channel % 2 * kWidth + channel % stretch / 2;
 }
 
-/// `head_size` rounded up to what one load widens.
+/// `head_size` rounded up to the channels that one load widens.
 template <VectorFormat Format>
 static constexpr int64_t loaded_width(int64_t head_size) {
     constexpr int64_t stretch = kVectors<Format> * kWidth;

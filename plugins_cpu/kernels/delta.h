@@ -8,7 +8,7 @@ namespace kvc {
 /// The tokens of one row for one value head; pointers are those of the row, strides those of all heads together.
 struct DeltaHead {
     const float* mixed;        ///< [tokens, channels]: queries, keys and values before the convolution
-    const float* before;       ///< [kernel - 1, channels]: what the convolution has read of the tokens before
+    const float* before;       ///< [kernel - 1, channels]: the convolution's inputs of the tokens before
     const float* convolution;  ///< [channels, kernel]
     const float* write;        ///< [tokens, heads], from this head on
     const float* decay;        ///< likewise

@@ -26,7 +26,7 @@ inline void multiply_block(const NarrowCall& call, int64_t row, int64_t token) {
     };
     int64_t first = 0;
     for (; first + kWidth <= call.in; first += kWidth) {
-        // The next rows begin elsewhere, so the processor does not prefetch them by itself.
+        // The next rows begin elsewhere, so the processor's own prefetcher does not fetch them.
         for (int i = 0; i < Rows; ++i) prefetch(matrix + (Rows + i) * call.in + first, kWidth);
         add(first, [](const float* source) { return load(source); });
     }

@@ -104,7 +104,7 @@ Integers e4m3_of(Vector numbers) {
 }
 
 void store_fp8(const float* vector, int64_t size, float largest, uint8_t* codes, uint8_t* exponent) {
-    // 448 is 1.75 * 2^8: adding what the mantissa of 1.75 lacks carries into the exponent of whatever is above.
+    // 448 is 1.75 * 2^8: adding the difference of its mantissa to 2 carries into the exponent of every larger number.
     const int32_t carried = ((bits_of(largest) + 0x1fffff) >> 23) - 8;
     *exponent = largest > 0.0f ? static_cast<uint8_t>(carried > 0 ? carried : 0) : kExponentOfZero;
     const Vector inverse = powers_of_bytes(Codes{} + static_cast<uint8_t>(2 * kExponentOfZero - *exponent));

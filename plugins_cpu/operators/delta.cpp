@@ -74,7 +74,7 @@ public:
     }
 
 private:
-    /// Stores what the convolution reads of each row's last tokens, over what it read of those before.
+    /// Overwrites the convolution's inputs of earlier tokens with those of each row's last tokens.
     template <class Length>
     static void keep_last(float* kept, const float* mixed, int64_t rows, int64_t tokens, int64_t places,
                           int64_t channels, const Length& length) {

@@ -14,12 +14,12 @@ inline constexpr int64_t kFewTokens = 8;
 
 inline Order order_of(int64_t tokens) { return tokens <= kFewTokens ? Order::kByVector : Order::kByPanel; }
 
-/// Some tokens in 8 bits, and behind them what that rounding left, in 8 bits too: a wide input has both.
+/// Some tokens in 8 bits, followed by the remainders of that rounding, in 8 bits too: a wide input has both.
 struct RoundedParts {
     RoundedInput levels, rest, both;
 };
 
-/// Memory for rounded tokens of so many blocks each.
+/// Memory for rounded tokens of `blocks` blocks each.
 class Rounded {
 public:
     Rounded(int64_t tokens, int64_t blocks) : blocks_(blocks), padded_(padded_blocks(blocks)) {

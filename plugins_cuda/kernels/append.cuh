@@ -6,13 +6,13 @@
 // -K, so that a minimum is read as a negated maximum and one comparison serves both. In fp8 (fp8.cuh) they are rounded up;
 // a maximum of rounded numbers is the rounded maximum.
 //
-// In a format (stored_vector.cuh) a warp stores the key and another one the value, and bounds are those of what is read
-// back.
+// In a format (stored_vector.cuh) a warp stores the key and another one the value, and bounds are those of the
+// dequantised key.
 //
 // Bytes per KV head: 4 D s for the key and the value (s bytes per element; read and written once), and 2 D sectors of
-// 32 bytes read and written for the bounds, of whatever type, because the page's elements of different channels are P
-// elements apart. Where it is rotated here, 2 g D s for the query (g heads of the group), read and written, and 4 D for the
-// row's angles.
+// 32 bytes read and written for the bounds, of any type, because the page's elements of different channels are P
+// elements apart. Where it is rotated here, 2 g D s for the query (g heads of the group), read and written, and 4 D for
+// the row's angles.
 // Deterministic: every element has one writer.
 #pragma once
 
@@ -118,7 +118,7 @@ private:
     typename BoundTable<T>::Stored negated_minimum_before_{};
 };
 
-// Stores one of a token's vectors, float [D] in shared memory, by a warp, and puts what is read back in its place.
+// Stores one of a token's vectors, float [D] in shared memory, by a warp, and replaces it by the dequantised one.
 __device__ __forceinline__ void store_shared_vector(const SharedSpan<float>& vector, int head_size,
                                                     const VectorTable& to) {
     const int first = lane_index() * kLaneChannels;

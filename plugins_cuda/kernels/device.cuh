@@ -113,7 +113,7 @@ inline void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t b
     check(kernel, cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-// With `most`, as much shared memory as a multiprocessor can have; otherwise what the driver chooses.
+// With `most`, as much shared memory as a multiprocessor can have; otherwise the driver's choice.
 inline void prefer_shared_memory(const char* kernel, KernelEntry entry, bool most) {
     const int share = most ? cudaSharedmemCarveoutMaxShared : cudaSharedmemCarveoutDefault;
     check(kernel, cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout, share));

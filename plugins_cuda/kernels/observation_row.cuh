@@ -30,7 +30,7 @@ struct ObservationParams {
     const T* k;                     // [B,G,S,D] by the strides
     const int64_t* prompt_lengths;  // [B]: n, clamped to 0..S
     const int64_t* window_lengths;  // [B]: the last V rows of the window vote, clamped to 1..W; null: all
-    const int64_t* prompt_budgets;  // [B]: what rows keep, where they have budgets of their own; null: prompt_budget
+    const int64_t* prompt_budgets;  // [B]: tokens that rows keep, if they have budgets of their own; null: one for all
     float2* partials;               // [B,H,W,N]: statistic of a query row over a chunk of keys
     float2* weights;                // [B,H,W]: maximum and 1 / sum of a query row over all its keys
     float* votes;                   // [B,G,S]: entries before n-V are written

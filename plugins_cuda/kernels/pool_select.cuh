@@ -8,9 +8,9 @@
 //   select_prompt   keys -> indices int32 [B,G,C], cache_lengths int64 [B]: the budget - V best (key descending,
 //                   position ascending), ascending; then n-V..n-1; then -1. Rows of n <= budget keep 0..n-1.
 //
-// Bytes per row and KV head of n > budget: pool_votes reads 4·n·(1 + (ks-1)/outputs) and writes 4·n, outputs being what
-// is left of a tile of 2048 (ks < 1024) or 8192 votes without its margins; select_prompt reads 6·4·n (radix_select.cuh)
-// and writes 4·C. Pooling costs 2·log2(ks) shared accesses a vote, with or without plateaus.
+// Bytes per row and KV head of n > budget: pool_votes reads 4·n·(1 + (ks-1)/outputs) and writes 4·n, outputs being a
+// tile of 2048 (ks < 1024) or 8192 votes less its margins; select_prompt reads 6·4·n (radix_select.cuh) and writes 4·C.
+// Pooling costs 2·log2(ks) shared accesses a vote, with or without plateaus.
 //
 // Two launches, since the first is parallel over the prompt and the second one block per row and KV head: pooled by
 // that one block, a prompt of 128K tokens at batch 1 would keep 8 SMs busy for as long as the selection itself takes.

@@ -1,4 +1,4 @@
-// Page bounds of keys in a format: those of what is read back (append.cuh documents how bounds are kept).
+// Page bounds of keys in a format: those of the dequantised keys (append.cuh documents how bounds are kept).
 //
 //   bound_stored_pages   all pages of a cache, after a compaction
 //   raise_bounds_in_format  the pages that a turn's tokens join; a token is rounded as a cache would store it

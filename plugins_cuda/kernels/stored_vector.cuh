@@ -79,7 +79,7 @@ __device__ __forceinline__ uint16_t scale_bits(float wanted) {
 }
 
 // The exponent's byte of a vector whose largest magnitude is `largest`: the smallest that leaves no number above 448.
-// 448 is 1.75 * 2^8: adding what the mantissa of 1.75 lacks carries into the exponent of whatever is above.
+// 448 is 1.75 * 2^8: adding the difference of its mantissa to 2 carries into the exponent of every larger number.
 __device__ __forceinline__ int exponent_byte(float largest) {
     const int carried = static_cast<int>((__float_as_uint(largest) + 0x1fffffu) >> 23) - 8;
     return largest > 0.0f ? min(max(carried, 0), 254) : kExponentBias;
@@ -185,8 +185,8 @@ __device__ __forceinline__ void widen_four(const char* codes, VectorNumbers numb
 }
 
 // Stores a vector of `head_size`, of which each lane has eight channels, NaN or not; all lanes of a warp call it, and lanes
-// past the head have zeros. Writes what `to` has of the vector, nothing where it has no address of codes, and replaces the
-// channels by what is read back of them.
+// past the head have zeros. Writes the parts that `to` has, none where it has no address of codes, and replaces the
+// channels by the dequantised ones.
 __device__ __forceinline__ void store_vector(float (&channels)[kLaneChannels], int head_size, const VectorTable& to) {
     const int lane = lane_index();
     const bool inside = lane * kLaneChannels < head_size;

@@ -111,7 +111,7 @@ KvcCompactParams as_prompt(const KvcCompactTurnParams& turn) {
     return prompt;
 }
 
-/// Scratch memory of a turn's compaction; in a format what it reads is widened for the votes.
+/// Scratch memory of a turn's compaction; keys in a format are widened for the votes.
 struct CompactTurnScratch {
     CompactScratch compact;
     float* queries = nullptr;  // [B,H,W,D]
@@ -125,7 +125,7 @@ void launch_widen(const VectorTable& vectors, int32_t head_size, int64_t count, 
                              stream, params);
 }
 
-/// A turn's compaction of tables in a format: votes over what is read back, in fp32; then codes move.
+/// A turn's compaction of tables in a format: votes over the dequantised keys, in fp32; then codes move.
 template <class T>
 void compact_stored(const KvcCompactTurnParams& turn, const CompactTurnScratch& scratch, Stream& stream) {
     KvcCompactParams prompt = as_prompt(turn);

@@ -69,7 +69,7 @@ struct ReplaceBounds : WithoutScratch {
     template <class T>
     static void run(const KvcReplaceBoundsParams& p, NoScratch, Stream& stream) {
         const int64_t bounds = int64_t{p.batch} * p.kv_heads * p.channels * p.pages;
-        // Vectors are copied, whatever their elements are. Rows of fp8 are whole vectors too: 16 channels or more.
+        // Vectors of any element type are copied. Rows of fp8 are whole vectors too: 16 channels or more.
         const int64_t elements = p.fp8_bounds != 0 ? bounds / static_cast<int64_t>(sizeof(T)) : bounds;
         launch_replace<T>(p.bounds, p.bounds_kept, elements, stream);
     }

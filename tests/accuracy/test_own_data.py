@@ -206,7 +206,7 @@ def test_a_conversation_for_a_model_without_a_template_is_refused(tmp_path, caps
 
 
 class Notes(NullProgress):
-    """Keeps what it is told."""
+    """Keeps its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

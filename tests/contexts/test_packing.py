@@ -163,7 +163,8 @@ def test_digests_of_older_parameters_have_not_changed():
 
 
 def test_digests_of_older_models_have_not_changed():
-    """The digest of a model with Llama's parts is that of before models had parts; these digests are in such files."""
+    """The digest of a model with Llama's parts is the same as before models had parts; these digests are in such
+    files."""
     written = {"llama3.1-8b": "5afc9f1c94159e57", "qwen3-8b": "4a2582e03b712625", "retrieval-tiny": "3dc07d59c75c1599"}
     assert {name: digest_of(recorded_model(load_preset(name).config))[:16] for name in written} == written
     biased = dataclasses.replace(SMALL, description=Description(feed_forward=FeedForward(bias=True)))

@@ -132,7 +132,7 @@ def _start(kind: type[Kind], plan: Plan, first: int, seconds: float, ended_by: s
 def _watched(
     process: subprocess.Popen[bytes], kind: type[Kind], board: Board, report: Callable[[], object]
 ) -> str | None:
-    """Wait until the worker is done; how it ended, if that was not by itself."""
+    """Wait until the worker is done; how it ended, if it did not exit on its own."""
     began = recording = time.monotonic()
     input_at, waited_before, is_stuck = 0.0, 0.0, False
     while process.poll() is None:

@@ -52,7 +52,7 @@ def verdict_key_in_child(kind: Kind, content: bytes) -> str:
 
 
 def _waited(child: int, seconds: float) -> str:
-    """Wait for a process; why it did not end by itself, or an empty text."""
+    """Wait for a process; return the reason why it did not exit on its own, or an empty text."""
     deadline = time.monotonic() + seconds
     pause = 0.001
     while time.monotonic() < deadline:

@@ -111,7 +111,7 @@ def test_impossible_settings_of_command_r7b_are_refused(changes: dict[str, objec
 
 
 def gemma3(**changes: object) -> ModelConfig:
-    """Return the configuration of a small Gemma 3, as files of before transformers 5 spell it."""
+    """Return the configuration of a small Gemma 3, as files from before transformers 5 spell it."""
     fields = {"architectures": ["Gemma3ForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96}
     fields |= {"num_hidden_layers": 7, "num_attention_heads": 4, "max_position_embeddings": 8192}
     return parse_config({**fields, **changes}, "config.json")

@@ -1,4 +1,4 @@
-"""SqueezeAttention's division as an operator: the reference's numbers, exactly, for every row by itself."""
+"""SqueezeAttention's division as an operator: the reference's numbers, exactly, for every row on its own."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def write_gguf(
 ) -> Path:
     """Write the checkpoint in `directory` as the file `path`, its matrices in a type; return the path.
 
-    If parts have so many tensors, the files are those of the gguf package beside the path; a small first one has none.
-    `less` names tensors that are left out, and `vectors` another type of theirs.
+    If parts have a number of tensors, the files are those of the gguf package beside the path; a small first one has
+    none. `less` names tensors that are left out, and `vectors` another type of theirs.
 
     `others` has the type of matrices with a part in their names. `without` names keys, without the architecture's
     name, that are left out; `keys` has others, and `more` tensors besides the checkpoint's. The first converter of

@@ -72,7 +72,7 @@ def read(press: Any, model: Any, ids: Tensor) -> Any:
 
     length, cache = len(ids), DynamicCache()
     with torch.inference_mode(), press(model):
-        # Each layer's hook asks for the position, which transformers no longer hands down by itself.
+        # Each layer's hook asks for the position, which transformers itself no longer hands down.
         model(
             ids[None], past_key_values=cache, attention_mask=torch.ones(1, length, dtype=torch.int64),
             cache_position=torch.arange(length),

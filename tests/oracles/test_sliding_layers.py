@@ -121,7 +121,7 @@ def test_a_window_that_covers_the_longest_sequence_is_dropped() -> None:
 
 
 def test_layers_that_rotate_by_a_base_of_their_own_always_slide() -> None:
-    """A policy that rotates by itself, such as expected attention, has the tables of the other layers."""
+    """A policy that does its own rotation, such as expected attention, has the tables of the other layers."""
     assert our_config("gemma3").windows(WINDOW - 1) == (WINDOW - 1, WINDOW - 1, 0, WINDOW - 1)
 
 

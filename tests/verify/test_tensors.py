@@ -196,7 +196,7 @@ def test_fp8_bounds_may_differ_as_far_as_the_keys_of_each_side_say():
 
 
 class TestCodes:
-    """Codes may differ as far as the keys and values of each side say; what follows from them is not compared."""
+    """Codes may differ by as much as the keys and values of each side allow; what follows from them is not compared."""
 
     @pytest.fixture
     def judge(self):

@@ -108,7 +108,8 @@ class ChosenModel:
         return validated(BuildConfig, given, str(variant))
 
     def resolved(self, variant: Variant, room: Room) -> ResolvedBuild:
-        """The numbers of that engine, without layer budgets that are measured. InputError where there is none."""
+        """The numbers of that engine, without layer budgets that are measured. InputError if there is no such
+        engine."""
         return ResolvedBuild(with_defaults(self.build(variant, room), self.choice), self.config)
 
 
@@ -200,7 +201,7 @@ class PolicyEngines:
         return self._program(self.parameters(variant, room), room.turn_tokens > 0)
 
     def row_bytes(self, variant: Variant, room: Room) -> int:
-        """Bytes of cache that an engine allocates for one sequence. InputError where there is none of that budget."""
+        """Bytes of cache that an engine allocates for one sequence. InputError if no engine has that budget."""
         return _row_bytes(self.program(variant, room))
 
     def _engine(self, parameters: PolicyParameters, turns: bool) -> Answerer:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 STATE_BYTES = 2 << 30
-"""The bytes of all caches together: more than a GPU's L2 cache, and so many that a step takes much longer than its
+"""The bytes of all caches together: more than a GPU's L2 cache, and enough that a step takes much longer than its
 overhead on the host."""
 
 

@@ -26,7 +26,7 @@ def attention_by_layer(
 ) -> tuple[Attention, ...]:
     """Return the attention of each layer: `full`, or `sliding` with the window that the fields state.
 
-    Without `layer_types`, the last of `every` so many layers is full. ValueError for a list of another length, and for
+    Without `layer_types`, the last of every `every` layers is full. ValueError for a list of another length, and for
     sliding layers without a window. `given` is the whole configuration.
     """
     layers = fields.num_hidden_layers

@@ -70,7 +70,7 @@ class GgufKeys:
     def sliding_fields(self, every: int) -> dict[str, Any]:
         """Return `sliding_window` and `layer_types` of config.json; the pattern of absent keys is one full of `every`.
 
-        The pattern is a number, the last of so many layers being full, or one flag for each layer, true if it slides.
+        The pattern is a number n, if the last of every n layers is full, or one flag for each layer, true if it slides.
         """
         window, layers = self[WINDOW], self["block_count"]
         if not window or type(layers) is not int or not 1 <= layers <= MOST_LAYERS:

@@ -88,7 +88,7 @@ class Layout:
         return not self.by_activation and (self.group_size == -1 or self.group_size % BLOCK == 0)
 
     def channels_of(self, columns: int) -> int:
-        """Return the channels of a group in a matrix of so many input channels."""
+        """Return the channels of a group in a matrix of `columns` input channels."""
         return columns if self.group_size == -1 else min(self.group_size, columns)
 
 

@@ -70,7 +70,7 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
     guided = sampling.pop("guided_decoding", None)
     _refuse_others(sampling, "sampling_options", _OTHER_SAMPLING, known=_SAMPLING)
     prompt = prompt_of(asked, start_tokens)
-    stopping.pop("stop", None)  # the frontend ends the answer at such a string by itself
+    stopping.pop("stop", None)  # the frontend itself ends the answer at such a string
     rules = _read(sampling, _SAMPLING) | _read(stopping, _STOPPING) | _read(output, _OUTPUT)
     more = [Kind.TOKENS.plain(stopping[name], name) for name in _MORE_STOP_TOKENS if name in stopping]
     rules["stop_token_ids"] = sum(more, rules.get("stop_token_ids", ()))

@@ -66,7 +66,7 @@ class Answering:
         return self.scheduler.metrics()
 
     async def watch(self) -> None:
-        """Do the role's background work until cancelled; here there is none."""
+        """Do the role's background work until cancelled; this role has no such work."""
 
     @property
     def is_quiescent(self) -> bool:

@@ -9,7 +9,7 @@ from kvc_trt.backends.torch.model.decoder import TorchDecoder
 
 
 def in_blocks(tokens: int) -> Callable[..., TorchDecoder]:
-    """Return a `decoder_class` for an executor; its prefill computes so many tokens at once."""
+    """Return a `decoder_class` for an executor; its prefill computes `tokens` tokens at once."""
 
     def made(config, parameters, weights, options):
         return TorchDecoder(config, parameters, weights, replace(options, block=tokens))

@@ -1,4 +1,4 @@
-"""The commands that write files, and how it is told that what they wrote is whole."""
+"""The commands that write files, and the checks that the files they wrote are whole."""
 
 from __future__ import annotations
 

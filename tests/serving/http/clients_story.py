@@ -73,7 +73,7 @@ def temperature(city: str) -> str:
 
 
 def langchain(url: str, model: str) -> list[dict[str, str]]:
-    """Return the messages of a loop in which the model has to call a tool, is told the result, and answers."""
+    """Return the messages of a loop in which the model has to call a tool, gets the result, and answers."""
     asked = ChatOpenAI(model=model, base_url=url, api_key="none", max_retries=0, max_completion_tokens=60)
     messages: list[BaseMessage] = [HumanMessage("What is the temperature in Paris?")]
     first = asked.bind_tools([temperature], tool_choice="required", strict=True).invoke(messages)

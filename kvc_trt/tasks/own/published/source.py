@@ -48,7 +48,7 @@ def filled(prompt: str, context: str, asked: str) -> Line:
 
 
 def files_named(directory: Path, known: Iterable[str], suffixes: Iterable[str] = (".jsonl",)) -> dict[str, Path]:
-    """The files of a directory whose names are known, in the order of `known`. InputError where there is none."""
+    """The files of a directory whose names are known, in the order of `known`. InputError if none exists."""
     if not directory.is_dir():
         raise InputError(f"{directory} is not a directory", hint="give the folder with the data set's files")
     names = list(known)
