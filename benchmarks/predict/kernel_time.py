@@ -1,7 +1,7 @@
 """The predicted time of one launch, from the cost of its blocks, how often they run, and the bytes that it moves.
 
-waiting clocks that the longest warp of a block of threads needs alone, for its own results issue clocks that all warps
-of the blocks on the busiest multiprocessor take of its issue slots, or of the unit
+waiting     clocks that the longest warp of a block of threads needs alone, for its own results
+issue       clocks that all warps of the blocks on the busiest multiprocessor take of its issue slots, or of the unit
             that they take most of
 execution   where all blocks are resident at once, they go through the code side by side: the slower of the two, added
             up piece by piece. Blocks that go in rounds are at different pieces: the slower of the two sums

@@ -23,7 +23,7 @@ class AnswerRules(TypedDict, total=False):
     max_new_tokens: int | None
     """None is the engine's max_output_len."""
     temperature: float
-    """0 always takes the best token."""
+    """0 always takes the most likely token."""
     top_k: int
     """Draw from the k best tokens; 0 from all."""
     top_p: float
@@ -33,11 +33,11 @@ class AnswerRules(TypedDict, total=False):
     seed: int | None
     """Equal seeds draw equal answers, alone and in a batch."""
     repetition_penalty: float
-    """Above 1: fewer tokens that prompt or answer have already."""
+    """Above 1: fewer tokens that the prompt or the answer already has."""
     presence_penalty: float
-    """Above 0: fewer tokens that the answer has."""
+    """Above 0: fewer tokens that the answer already has."""
     frequency_penalty: float
-    """Above 0: fewer tokens that the answer has often."""
+    """Above 0: fewer tokens that the answer has often, by their count."""
     sampling: Sampling | None
     """The eight before it as one object, in place of them."""
     stop: Sequence[str] | str
@@ -45,9 +45,9 @@ class AnswerRules(TypedDict, total=False):
     bad_words: Sequence[str] | str
     """Texts that the answer may not contain, as the tokenizer writes them."""
     min_tokens: int
-    """Let nothing end the answer before it has this many tokens."""
+    """Do not end the answer before it has this many tokens."""
     ignore_eos: bool
-    """Go on past the model's own end tokens."""
+    """Continue past the model's own end tokens."""
     schema: Grammar | Schema | None
     """Answer with JSON that this schema allows: a mapping, JSON text, or a class of pydantic's models; or with what a
     `kvc_trt.Grammar` allows (docs/grammars.md)."""

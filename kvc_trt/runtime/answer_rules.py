@@ -116,7 +116,7 @@ _RULES = (
         names={Client.OPENAI: "max_tokens", Client.TRITON: "max_tokens", Client.TENSORRT_LLM: "request_output_len"},
     ),
     Rule(
-        "temperature", Kind.NUMBER, 0.0, "0 always takes the best token.",
+        "temperature", Kind.NUMBER, 0.0, "0 always takes the most likely token.",
         Range(0, words="a finite number >= 0", excluded=_INFINITE),
         of_sampling=True,
     ),
@@ -140,17 +140,17 @@ _RULES = (
         of_sampling=True,
     ),
     Rule(
-        "repetition_penalty", Kind.NUMBER, 1.0, "Above 1: fewer tokens that prompt or answer have already.",
+        "repetition_penalty", Kind.NUMBER, 1.0, "Above 1: fewer tokens that the prompt or the answer already has.",
         Range(0.01, 100),
         of_sampling=True, words="repetition penalty",
     ),
     Rule(
-        "presence_penalty", Kind.NUMBER, 0.0, "Above 0: fewer tokens that the answer has.",
+        "presence_penalty", Kind.NUMBER, 0.0, "Above 0: fewer tokens that the answer already has.",
         Range(-2, 2),
         of_sampling=True, words="presence penalty",
     ),
     Rule(
-        "frequency_penalty", Kind.NUMBER, 0.0, "Above 0: fewer tokens that the answer has often.",
+        "frequency_penalty", Kind.NUMBER, 0.0, "Above 0: fewer tokens that the answer has often, by their count.",
         Range(-2, 2),
         of_sampling=True, words="frequency penalty",
     ),
@@ -172,15 +172,15 @@ _RULES = (
         metavar="TEXT",
     ),
     Rule(
-        "min_tokens", Kind.INTEGER, 0, "Let nothing end the answer before it has this many tokens.",
+        "min_tokens", Kind.INTEGER, 0, "Do not end the answer before it has this many tokens.",
         Range(0, words="from 0 to the longest answer"),
     ),
     Rule(
-        "ignore_eos", Kind.SWITCH, False, "Go on past the model's own end tokens.",
+        "ignore_eos", Kind.SWITCH, False, "Continue past the model's own end tokens.",
         names={Client.TENSORRT_LLM: None},
     ),
     Rule(
-        "grammar", Kind.GRAMMAR, None, "Answer with JSON that the schema in this file allows.",
+        "grammar", Kind.GRAMMAR, None, "Answer with JSON that follows the schema in this file.",
         names={
             Client.COMMAND_LINE: "json_schema", Client.PYTHON: "schema",
             Client.OPENAI: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
@@ -188,7 +188,7 @@ _RULES = (
         metavar="FILE",
     ),
     Rule(
-        "logit_bias", Kind.BIASES, None, "Added to the logits of these tokens.",
+        "logit_bias", Kind.BIASES, None, "Bias to add to the logits of these tokens.",
         Range(-100, 100),
         names={
             Client.COMMAND_LINE: None, Client.TRITON: None, Client.TENSORRT_LLM: None,

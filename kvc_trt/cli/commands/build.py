@@ -32,12 +32,18 @@ if TYPE_CHECKING:
     ),
     cloup.option("--checkpoint", metavar="PATH", help="Hugging Face directory or GGUF file with the preset's weights."),
     cloup.option("--revision", help="Commit, tag or branch to fetch from the Hugging Face Hub."),
-    cloup.option("--random-weights", type=int, metavar="SEED", help="Real shapes without a checkpoint."),
+    cloup.option(
+        "--random-weights",
+        type=int,
+        metavar="SEED",
+        help="Random weights in the model's real shapes; no checkpoint is read.",
+    ),
     cloup.option(
         "--weights",
         type=click.Choice(WEIGHTS),
-        help="Stored weights; bf16 on a GPU only, int8, int4 and keep on a CPU only. keep holds the blocks of a GGUF "
-        "file in Q4_0, Q4_1 or Q8_0, for which it is the default on a CPU; fp32 is for others.  [default: auto]",
+        help="Format of stored weights; bf16 on a GPU only, int8, int4 and keep on a CPU only. keep "
+        "stores the blocks of a GGUF file in Q4_0, Q4_1 or Q8_0 as they are. auto on a CPU is "
+        "keep for such files and fp32 for others.  [default: auto]",
     ),
 )
 @policy_options(
@@ -56,31 +62,39 @@ if TYPE_CHECKING:
 )
 @cloup.option_group(
     "Engine",
-    cloup.option("--backend", type=click.Choice(["auto", *names()]), help="What will run it.  [default: auto]"),
-    cloup.option("--max-batch-size", type=int, help="Most rows decoded together.  [default: 8]"),
+    cloup.option(
+        "--backend", type=click.Choice(["auto", *names()]), help="Backend that will run the engine.  [default: auto]"
+    ),
+    cloup.option("--max-batch-size", type=int, help="Largest number of rows decoded together.  [default: 8]"),
     TENSOR_PARALLEL,
     cloup.option(
         "--draft-tokens",
         type=int,
         metavar="2..8",
-        help="Add the graph that checks drafts of so many tokens, for run --speculate.  [default: none]",
+        help="Add the graph that checks drafts of this many tokens, for run --speculate.  [default: none]",
     ),
     cloup.option(
         "--all-logits",
         is_flag=True,
         default=None,
-        help="Let turns give the logits after each of their tokens (Engine.turn_logits).",
+        help="Let turns return the logits after each of their tokens (Engine.turn_logits).",
     ),
     cloup.option(
         "--config",
         "configuration",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="A YAML file of settings, or an engine's config.json to build again; flags win over it.",
+        help="A YAML file of settings, or an engine's config.json to build again; flags override it.",
     ),
     cloup.option(
-        "-o", "--output", "directory", type=click.Path(path_type=Path), help="[default: engines/MODEL-POLICY]"
+        "-o",
+        "--output",
+        "directory",
+        type=click.Path(path_type=Path),
+        help="Directory of the engine.  [default: engines/MODEL-POLICY]",
     ),
-    cloup.option("--force", is_flag=True, help="Replace an engine at the output, once the new one is whole."),
+    cloup.option(
+        "--force", is_flag=True, help="Replace an existing engine at the output path once the new one is complete."
+    ),
     cloup.option("--no-verify", is_flag=True, help="Do not check the engine against the PyTorch reference."),
 )
 @printing.json_option

@@ -70,13 +70,15 @@ def command() -> None:
     cloup.option("--prompt", help="The prompt itself."),
     cloup.option("--prompt-ids", type=click.Path(path_type=Path), help="A JSON file with a list of token ids."),
 )
-@cloup.option("--raw", is_flag=True, help="Give a chat model the text as it is, without a warning.")
+@cloup.option("--raw", is_flag=True, help="Send the text to a chat model without its template, and without a warning.")
 @cloup.option("--context", "start", type=click.Path(path_type=Path), help="A stored context that the prompt continues.")
 @cloup.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path), required=True, metavar="CONTEXT", help="The file."
+    "-o", "--output", "file", type=click.Path(path_type=Path), required=True, metavar="CONTEXT", help="File to write."
 )
-@cloup.option("--force", is_flag=True, help="Replace CONTEXT.")
-@cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]")
+@cloup.option("--force", is_flag=True, help="Overwrite CONTEXT if it exists.")
+@cloup.option(
+    "--backend", type=click.Choice(names()), help="Backend that runs the engine.  [default: the one it was built for]"
+)
 @cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @SEALED
 @printing.json_option

@@ -31,9 +31,15 @@ def _output(function: _Command) -> _Command:
     """Add -o and --force."""
     options = (
         click.option(
-            "-o", "--output", "file", type=click.Path(path_type=Path), required=True, metavar="FILE", help="JSON lines."
+            "-o",
+            "--output",
+            "file",
+            type=click.Path(path_type=Path),
+            required=True,
+            metavar="FILE",
+            help="JSON lines file to write.",
         ),
-        click.option("--force", is_flag=True, help="Replace FILE."),
+        click.option("--force", is_flag=True, help="Overwrite FILE if it exists."),
     )
     for option in reversed(options):
         function = option(function)
@@ -55,10 +61,16 @@ def of_longbench(directory: Path, file: Path, force: bool) -> None:
 @_DIRECTORY
 @click.option(
     "--tokenizer", required=True, metavar="PATH_OR_PRESET",
-    help="Preset, Hugging Face directory, engine, tokenizer.json or GGUF file that lengths are counted with.",
+    help="Preset, Hugging Face directory, engine, tokenizer.json or GGUF file whose tokenizer "
+         "counts lengths.",
 )  # fmt: skip
-@click.option("--target-tokens", type=click.IntRange(1, 1 << 24), required=True, help="Tokens of prompt and answer.")
-@click.option("--samples", type=click.IntRange(min=1), default=50, help="Questions of each of the two.")
+@click.option(
+    "--target-tokens",
+    type=click.IntRange(1, 1 << 24),
+    required=True,
+    help="Length of prompt and answer together, in tokens.",
+)
+@click.option("--samples", type=click.IntRange(min=1), default=50, help="Questions of qa_1, and as many of qa_2.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds give equal documents.")
 @_output
 def of_ruler_qa(
@@ -74,7 +86,8 @@ def of_ruler_qa(
 @_DIRECTORY
 @click.option(
     "--history", is_flag=True,
-    help="Ask each question at the end of a conversation in which those before it were answered; needs a template.",
+    help="Ask each question after the earlier ones and their answers, as a conversation; needs a "
+         "chat template.",
 )  # fmt: skip
 @_output
 def of_scbench(directory: Path, history: bool, file: Path, force: bool) -> None:
@@ -84,12 +97,14 @@ def of_scbench(directory: Path, history: bool, file: Path, force: bool) -> None:
 
 @command.command(name="pairs")
 @click.argument("source", type=click.Path(path_type=Path), metavar="TABLE")
-@click.option("--context", required=True, metavar="COLUMN", help="The text that is asked about.")
-@click.option("--answers", metavar="COLUMN", help="The right answers; without, faithfulness is measured.")
-@click.option("--question", metavar="TEXT", help="What is asked of every row.")
-@click.option("--question-column", metavar="COLUMN", help="Where each row has its own question.")
-@click.option("--score", metavar="NAME", help="How answers are scored.  [default: f1]")
-@click.option("--max-new-tokens", type=click.IntRange(1, MOST_NEW_TOKENS), help="The longest answer.  [default: 64]")
+@click.option("--context", required=True, metavar="COLUMN", help="Column of the texts that questions are about.")
+@click.option("--answers", metavar="COLUMN", help="Column of the right answers; without it, faithfulness is measured.")
+@click.option("--question", metavar="TEXT", help="Question to ask about every row.")
+@click.option("--question-column", metavar="COLUMN", help="Column of the questions, if each row has its own.")
+@click.option("--score", metavar="NAME", help="Score of the answers.  [default: f1]")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(1, MOST_NEW_TOKENS), help="Longest answer in tokens.  [default: 64]"
+)
 @_output
 def of_pairs(
     source: Path, file: Path, force: bool, score: str | None, max_new_tokens: int | None, **given: Any

@@ -40,8 +40,8 @@ def command() -> None:
 
 @command.command(name="llm-api")
 @click.argument("source", metavar="ENGINE_OR_CONFIG", type=click.Path(path_type=Path, exists=True))
-@click.option("-o", "--output", "file", default="-", metavar="FILE", help="The YAML file; - prints it.")
-@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option("-o", "--output", "file", default="-", metavar="FILE", help="YAML file to write; - prints it.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @click.option(
     "--attention",
     type=click.Choice(["TRTLLM", "VANILLA"], case_sensitive=False),
@@ -52,13 +52,13 @@ def command() -> None:
     "--kt-cache-dtype",
     type=click.Choice(["bfloat16", "float8_e5m2"]),
     default="bfloat16",
-    help="Type of its page bounds; float8_e5m2 halves their traffic and rounds them to two bits.",
+    help="Type of its page bounds; float8_e5m2 halves their traffic and rounds them to a mantissa of two bits.",
 )
 @click.option(
     "--triton-model",
     metavar="NAME",
-    help="Write it as model.yaml of TensorRT-LLM's own Triton model (its llmapi layout), which then loads NAME, a "
-    "Hugging Face name or directory.",
+    help="Write model.yaml for TensorRT-LLM's own Triton model (its llmapi layout), which then "
+    "loads NAME, a Hugging Face name or directory.",
 )
 @printing.json_option
 def llm_api(
@@ -100,7 +100,14 @@ def llm_api(
 
 @command.command(name="tensorrt-llm")
 @click.argument("engine_dir", type=click.Path(path_type=Path))
-@click.option("-o", "--output", "directory", type=click.Path(path_type=Path), required=True, help="Must not exist yet.")
+@click.option(
+    "-o",
+    "--output",
+    "directory",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Directory to write; it must not exist yet.",
+)
 def tensorrt_llm(engine_dir: Path, directory: Path) -> None:
     """Write an engine of backend tensorrt-llm in TensorRT-LLM's own layout.
 
@@ -139,25 +146,29 @@ def _llm_api_json(export: Export, file: str | None) -> dict[str, Any]:
 @click.argument("engine_dir", type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", "repository", metavar="REPO", type=click.Path(path_type=Path), required=True,
-    help="The model repository; made where there is none.",
+    help="Directory of the model repository; created if missing.",
 )  # fmt: skip
 @click.option(
     "--layout",
     type=click.Choice(get_args(Layout)),
     default="single",
-    help="single: one model. ensemble: the four models that clients of TensorRT-LLM know.",
+    help="single: one model. ensemble: the four models that TensorRT-LLM's clients expect.",
 )
-@click.option("--name", help="The single model's name, which clients ask for.  [default: ENGINE_DIR's own]")
-@click.option("--rows", type=click.IntRange(min=1), help="Answers at once.  [default: the engine's max_batch_size]")
-@click.option("--queue-limit", type=click.IntRange(min=1), help="Requests that may wait.  [default: 64]")
+@click.option("--name", help="Name by which clients request the single model.  [default: ENGINE_DIR's own]")
+@click.option(
+    "--rows", type=click.IntRange(min=1), help="Requests answered at once.  [default: the engine's max_batch_size]"
+)
+@click.option(
+    "--queue-limit", type=click.IntRange(min=1), help="Most requests that may wait in the queue.  [default: 64]"
+)
 @click.option(
     "--memory-bytes",
     type=click.IntRange(min=1),
-    help="What rows and one prefill may take together.  [default: no limit]",
+    help="Memory limit for all rows and one prefill together.  [default: no limit]",
 )
 @click.option(
     "--prefill-slice-ms", type=click.FloatRange(min=0, min_open=True),
-    help="Longest time for which a newcomer's prompt holds up running answers.  [default: 100]",
+    help="Longest time that a new request's prompt may delay running answers.  [default: 100]",
 )  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @printing.json_option
@@ -223,11 +234,18 @@ def _triton_json(engine: EngineDirectory, model: Path) -> dict[str, Any]:
 
 @command.command(name="dynamo")
 @click.argument("engine_dir", type=click.Path(path_type=Path))
-@click.option("-o", "--output", "directory", type=click.Path(path_type=Path), required=True, help="Must not exist yet.")
-@click.option("--name", help="The model's name, and the deployment's.  [default: ENGINE_DIR's own]")
-@click.option("--image", help="The image that the Containerfile makes.  [default: NAME:latest]")
-@click.option("--prefill", type=click.IntRange(min=1), default=1, help="Replicas that read prompts.")
-@click.option("--decode", type=click.IntRange(min=1), default=1, help="Replicas that answer them.")
+@click.option(
+    "-o",
+    "--output",
+    "directory",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Directory to write; it must not exist yet.",
+)
+@click.option("--name", help="Name of the model and of the deployment.  [default: ENGINE_DIR's own]")
+@click.option("--image", help="Image that the Containerfile builds.  [default: NAME:latest]")
+@click.option("--prefill", type=click.IntRange(min=1), default=1, help="Number of replicas that read prompts.")
+@click.option("--decode", type=click.IntRange(min=1), default=1, help="Number of replicas that answer them.")
 @printing.json_option
 def dynamo(
     engine_dir: Path, directory: Path, name: str | None, image: str | None, prefill: int, decode: int, as_json: bool

@@ -28,7 +28,7 @@ DEFAULT_BANDWIDTH = 12.5e9
     cloup.option(
         "--model", metavar="NAME|PATH", help="A preset, a Hugging Face directory, its config.json, or a GGUF file."
     ),
-    cloup.option("--weights", type=click.Choice(WEIGHTS), help="Their format; auto is the model's own."),
+    cloup.option("--weights", type=click.Choice(WEIGHTS), help="Format of stored weights; auto is the model's own."),
 )
 @policy_options()
 @cloup.option_group(
@@ -36,15 +36,17 @@ DEFAULT_BANDWIDTH = 12.5e9
     cloup.option(
         "--backend",
         type=click.Choice(names()),
-        help="What it is for; adds the memory that it takes there.",
+        help="Backend to plan for; adds the memory that the engine takes there.",
     ),
-    cloup.option("--max-batch-size", type=int, help="Rows of a batch, for that memory."),
+    cloup.option("--max-batch-size", type=int, help="Largest number of rows decoded together, for that memory."),
     TENSOR_PARALLEL,
-    cloup.option("--draft-tokens", type=int, metavar="2..8", help="With the graph that checks drafts."),
-    cloup.option("--config", "config_file", type=click.Path(path_type=Path), help="A build's YAML file."),
+    cloup.option(
+        "--draft-tokens", type=int, metavar="2..8", help="Include the graph that checks drafts of this many tokens."
+    ),
+    cloup.option("--config", "config_file", type=click.Path(path_type=Path), help="YAML file of a build's settings."),
 )
 @cloup.option_group(
-    "What to say",
+    "Output",
     cloup.option(
         "--gpu",
         "gpus",
@@ -53,27 +55,30 @@ DEFAULT_BANDWIDTH = 12.5e9
         help="h100, h200, a100, l40s, b200, rtx-pro-6000, or NAME=bandwidth,TFLOPS,GiB as in mine=900GB/s,120,24.  "
         "[default: h100 and h200]",
     ),
-    cloup.option("--compare", is_flag=True, help="All policies at this budget: what each stores and reads."),
+    cloup.option("--compare", is_flag=True, help="Compare the bytes that all policies store and read at this budget."),
     cloup.option(
         "--memory",
         type=Bytes(),
-        help="The largest budget of each policy and cache format whose caches fit so many bytes, such as 60MiB.",
+        help="Find the largest budget of each policy and cache format whose caches fit this memory, such as 60MiB.",
     ),
     cloup.option(
         "--rows",
         type=click.IntRange(min=1),
-        help="Rows that share --memory; alone: the largest budgets with which so many fit each GPU.",
+        help="Rows that share --memory; without --memory, find the largest budgets at which this many "
+        "rows fit each GPU.",
     ),
     cloup.option(
         "--mix",
         type=click.Path(path_type=Path),
-        help="YAML file of requests of several lengths: predict requests per second.",
+        help="YAML file of requests of several lengths, to predict requests per second.",
     ),
 )
 @cloup.option_group(
     "Prefill and decode on different machines",
-    cloup.option("--disaggregated", is_flag=True, help="What travels between them, and how many of each."),
-    cloup.option("--bandwidth", type=Bandwidth(), help="Of the network between them.  [default: 12.5GB/s]"),
+    cloup.option(
+        "--disaggregated", is_flag=True, help="Show the traffic between the machines, and the number of each."
+    ),
+    cloup.option("--bandwidth", type=Bandwidth(), help="Bandwidth of the network between them.  [default: 12.5GB/s]"),
 )
 @json_option
 def command(

@@ -23,9 +23,13 @@ _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 
 @click.command()
 @printing.json_option
-@click.option("--turns", is_flag=True, help="Print what a turn of a conversation does under each policy (Markdown).")
-@click.option("--drafts", is_flag=True, help="Print what the tokens of a draft read under each policy (Markdown).")
-@click.option("--kernels", is_flag=True, help="Print which parts run without a kernel in PyTorch (Markdown).")
+@click.option("--turns", is_flag=True, help="Print the effect of a conversation's turn under each policy, as Markdown.")
+@click.option("--drafts", is_flag=True, help="Print the tokens that a draft reads under each policy, as Markdown.")
+@click.option(
+    "--kernels",
+    is_flag=True,
+    help="Print the parts that run in PyTorch without a kernel under each policy, as Markdown.",
+)
 def command(as_json: bool, turns: bool, drafts: bool, kernels: bool) -> None:
     """List the KV-cache policies."""
     if turns:

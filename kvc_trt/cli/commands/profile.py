@@ -29,17 +29,22 @@ _OF_REQUESTS = (
 @cloup.command(name="profile")
 @cloup.argument("engine", type=click.Path(path_type=Path))
 @cloup.option_group(
-    "What is measured",
+    "Measurement",
     cloup.option("--contexts", type=Counts(), help="Prompt lengths.  [default: max_input_len and its halves]"),
     cloup.option("--batch", "batches", type=Counts(), help="Batch sizes.  [default: 1,8]"),
     cloup.option("--steps", type=click.IntRange(min=1), default=100, help="Decode steps per row and side."),
-    cloup.option("--decode-seconds", type=click.FloatRange(min=0), default=20.0, help="A row's steps end after this."),
+    cloup.option(
+        "--decode-seconds",
+        type=click.FloatRange(min=0),
+        default=20.0,
+        help="Time limit in seconds for the decode steps of a row.",
+    ),
     cloup.option("--prefills", type=click.IntRange(min=1), default=3, help="Timed prefills per row and side."),
     cloup.option(
         "--prefill-seconds",
         type=click.FloatRange(min=0),
         default=60.0,
-        help="Leave the time to first token out where one prefill would take longer.",
+        help="Skip the time to first token where one prefill would take longer, in seconds.",
     ),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
     PREFILL_PRECISION,
@@ -47,19 +52,19 @@ _OF_REQUESTS = (
 )
 @cloup.option_group(
     "Many requests at once (with --requests, in place of single steps)",
-    cloup.option("--requests", type=click.IntRange(1, MOST_REQUESTS), help="Answer so many requests a run."),
+    cloup.option("--requests", type=click.IntRange(1, MOST_REQUESTS), help="Number of requests in a run."),
     cloup.option(
         "--concurrency",
         type=click.IntRange(1, MOST_REQUESTS),
-        help="The most at a time.  [default: the engine's max_batch_size]",
+        help="Largest number of requests in flight.  [default: the engine's max_batch_size]",
     ),
-    cloup.option("--input-len", type=TokenLengths(), help="Tokens of a prompt.  [default: max_input_len]"),
-    cloup.option("--output-len", type=TokenLengths(), help="Tokens of an answer.  [default: max_output_len]"),
+    cloup.option("--input-len", type=TokenLengths(), help="Length of a prompt in tokens.  [default: max_input_len]"),
+    cloup.option("--output-len", type=TokenLengths(), help="Length of an answer in tokens.  [default: max_output_len]"),
     cloup.option(
         "--request-rate",
         type=click.FloatRange(min=0, min_open=True),
         default=math.inf,
-        help="Requests that come per second, as a Poisson process.  [default: inf, all at once]",
+        help="Arrivals per second, as a Poisson process.  [default: inf, all at once]",
     ),
     cloup.option(
         "--rows", type=click.IntRange(1, MOST_REQUESTS), help="Rows of the engine.  [default: the concurrency]"
@@ -67,10 +72,13 @@ _OF_REQUESTS = (
     cloup.option(
         "--data",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="JSON lines of prompts, as docs/data.md has them.",
+        help="JSON lines file of prompts (docs/data.md).",
     ),
     cloup.option(
-        "--warmup", type=click.IntRange(0, MOST_REQUESTS), default=DEFAULT_WARMUP, help="Requests that do not count."
+        "--warmup",
+        type=click.IntRange(0, MOST_REQUESTS),
+        default=DEFAULT_WARMUP,
+        help="Warm-up requests, which do not count.",
     ),
     cloup.option("--repeats", type=click.IntRange(1, 100), default=DEFAULT_REPEATS, help="Runs of each side."),
     cloup.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of lengths, prompts and arrivals."),
@@ -79,14 +87,18 @@ _OF_REQUESTS = (
     "Files",
     cloup.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows as CSV."),
     cloup.option(
-        "--png", "png_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw latency over length."
+        "--png",
+        "png_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write a plot of latency over length as PNG.",
     ),
     cloup.option(
         "-o",
         "--output",
         "directory",
         type=click.Path(path_type=Path, file_okay=False),
-        help="All of it there: profile.json, .csv, .png and report.html; with --requests requests.json and .csv.",
+        help="Write all results to this directory: profile.json, .csv, .png and report.html; with "
+        "--requests, requests.json and .csv.",
     ),
 )
 @json_option

@@ -61,17 +61,22 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
 @cloup.option_group(
     "Beside it",
     cloup.option(
-        "--document", type=click.Path(path_type=Path), help="A UTF-8 text file that --chat asks about; it comes first."
+        "--document",
+        type=click.Path(path_type=Path),
+        help="A UTF-8 text file that --chat asks about; it precedes the first question.",
     ),
     cloup.option("--system", metavar="TEXT", help="The system message before --chat or --messages."),
-    cloup.option("--raw", is_flag=True, help="Give a chat model the text as it is, without a warning."),
+    cloup.option(
+        "--raw", is_flag=True, help="Send the text to a chat model without its template, and without a warning."
+    ),
 )
 @cloup.option_group(
     "Start",
     cloup.option(
         "--context",
         type=click.Path(path_type=Path),
-        help="A file of kvc-trt context save. A prompt continues its text; without one the answer does.",
+        help="A file written by kvc-trt context save. The prompt continues its text; without a "
+        "prompt, the answer does.",
     ),
 )
 @cloup.option_group(
@@ -79,23 +84,30 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
     cloup.option(
         "--beside",
         metavar="POLICY|ENGINE_DIR",
-        help="Let another policy over the same weights (full: the whole cache), or another engine of the model, answer "
-        "too, and show both side by side.",
+        help="Also answer with another policy over the same weights (full: the whole cache), or with "
+        "another engine of the model, and show both side by side.",
     ),
 )
 @cloup.option_group(
     "Answer",
-    cloup.option("--stream", is_flag=True, help="Print the text as it comes."),
+    cloup.option("--stream", is_flag=True, help="Print the text as it is generated."),
     *answer_options(),
-    cloup.option("-o", "--output", "proof_file", type=click.Path(path_type=Path), help="The file of --kv-proof."),
+    cloup.option(
+        "-o",
+        "--output",
+        "proof_file",
+        type=click.Path(path_type=Path),
+        help="File to which --kv-proof writes the proof.",
+    ),
 )
 @cloup.option_group(
     "Engine",
     cloup.option(
         "--backend",
         type=click.Choice(names()),
-        help="What runs it; torch: its weights in PyTorch, on a GPU where there are CUDA kernels (KVC_TRT_KERNELS, "
-        "or the package's own), else on the CPU, slowly.  [default: what it was built for]",
+        help="Backend that runs the engine; torch runs its weights in PyTorch, on a GPU if there are "
+        "CUDA kernels (KVC_TRT_KERNELS, or the package's own), otherwise slowly on the CPU.  "
+        "[default: the one it was built for]",
     ),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
     SEALED,
@@ -103,15 +115,15 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         "--prefill-slice-ms",
         type=click.FloatRange(min=0, min_open=True),
         metavar="MS",
-        help="Read the prompts of a batch one by one, in slices of at most this many milliseconds, with a step of the "
-        "rows that are being answered after each.  [default: together, at once]",
+        help="Read the prompts of a batch one by one, in slices of at most this many milliseconds, "
+        "with a decode step of the other rows after each slice.  [default: all prompts together]",
     ),
     PREFILL_PRECISION,
     cloup.option(
         "--speculate",
         metavar="ngram[:TOKENS]",
-        help="Check drafts of that many tokens at once, where the text repeats itself; answers stay the same. "
-        "Needs an engine built with --draft-tokens.",
+        help="Check drafts of this many tokens at once where the text repeats itself; answers stay "
+        "the same. Needs an engine built with --draft-tokens.",
     ),
 )
 @json_option

@@ -32,29 +32,35 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 @cloup.command()
 @cloup.argument("engines", nargs=-1, metavar="[NAME=]ENGINE...")
 @cloup.option_group(
-    "Where it listens",
-    cloup.option("--host", default="127.0.0.1", help=f"Another than loopback wants an API key in ${API_KEY}."),
-    cloup.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes one that is free."),
+    "Address",
+    cloup.option(
+        "--host", default="127.0.0.1", help=f"Address to listen on; any but loopback requires an API key in ${API_KEY}."
+    ),
+    cloup.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0 picks a free one."),
     cloup.option(
         "--cors",
         "origins",
         multiple=True,
         metavar="ORIGIN",
-        help="Pages of this origin, such as https://example.org, may ask from a browser; * is any. May be repeated.",
+        help="Allow requests from browser pages of this origin, such as https://example.org; * allows "
+        "any. May be repeated.",
     ),
 )
 @cloup.option_group(
-    "What serves",
+    "Server",
     cloup.option(
-        "--dynamo", "on_dynamo", is_flag=True, help="NVIDIA Dynamo's frontend, and a process for each engine."
+        "--dynamo",
+        "on_dynamo",
+        is_flag=True,
+        help="Serve through NVIDIA Dynamo's frontend, with a process for each engine.",
     ),
     cloup.option(
         "--triton",
         "on_triton",
         is_flag=True,
-        help="Triton Inference Server, on loopback; gRPC and metrics have the two ports after --port.",
+        help="Serve through Triton Inference Server, on loopback; gRPC and metrics use the two ports after --port.",
     ),
-    help="Without either, this process does.",
+    help="Without either, this process serves.",
 )
 @cloup.option_group(
     "Prefill and decode apart, with Dynamo",
@@ -67,30 +73,36 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     cloup.option(
         "--store",
         type=click.Path(path_type=Path),
-        help="A private directory through which these find each other.  [default: serving, in kvc-trt's cache]",
+        help="Private directory through which these processes find each other.  [default: serving, in kvc-trt's cache]",
     ),
 )
 @cloup.option_group(
     "Engine",
     cloup.option("--rows", type=click.IntRange(min=1), help="Requests answered at once.  [default: max_batch_size]"),
-    cloup.option("--queue", type=click.IntRange(min=1), help="Requests that may wait, not more.  [default: 64]"),
+    cloup.option(
+        "--queue", type=click.IntRange(min=1), help="Most requests that may wait in the queue.  [default: 64]"
+    ),
     cloup.option(
         "--prefill-slice-ms",
         type=click.FloatRange(min=0, min_open=True),
-        help="Longest time for which a newcomer's prompt holds up running answers.  [default: 100]",
+        help="Longest time that a new request's prompt may delay running answers.  [default: 100]",
     ),
-    cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]"),
+    cloup.option(
+        "--backend",
+        type=click.Choice(names()),
+        help="Backend that runs the engine.  [default: the one it was built for]",
+    ),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads of each engine.  [default: all cores]"),
     cloup.option(
         "--tool-parser",
         type=click.Choice(tuple(PARSERS)),
-        help="The form of the model's calls of tools.  [default: by its chat template]",
+        help="Format of the model's tool calls.  [default: by its chat template]",
     ),
     SEALED,
     cloup.option(
         "--kv-proofs",
         is_flag=True,
-        help="Requests may ask by return_kv_proof, digest or lists, for a proof of what the caches kept and read.",
+        help="Let requests ask, by return_kv_proof digest or lists, for a proof of what the caches kept and read.",
     ),
 )
 def command(**parameters: Any) -> None:

@@ -65,20 +65,33 @@ def command(context: click.Context, as_json: bool) -> None:
 
 @command.command()
 @click.argument("task")
-@click.option("--target-tokens", type=click.IntRange(1, 1 << 24), required=True, help="Tokens of prompt and answer.")
-@click.option("--samples", type=click.IntRange(min=1), default=50, help="How many.")
+@click.option(
+    "--target-tokens",
+    type=click.IntRange(1, 1 << 24),
+    required=True,
+    help="Length of prompt and answer together, in tokens.",
+)
+@click.option("--samples", type=click.IntRange(min=1), default=50, help="Number of samples.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds give equal samples.")
 @click.option(
     "--tokenizer",
     metavar="PATH_OR_PRESET",
     help="Preset, Hugging Face directory, engine, tokenizer.json or GGUF file; a task of token ids needs none.",
 )
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Room for the answer.  [default: the task's own]")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the task, as depth=0.5.")
 @click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path), required=True, metavar="FILE", help="JSON lines."
+    "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer in tokens.  [default: the task's own]"
 )
-@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the task, such as depth=0.5.")
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="JSON lines file to write.",
+)
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @printing.json_option
 def write(**parameters: Any) -> None:
     """Write samples of TASK as JSON lines and print the file's SHA-256.
@@ -115,7 +128,7 @@ def write(**parameters: Any) -> None:
 @click.option(
     "--tokenizer",
     metavar="PATH_OR_PRESET",
-    help="Preset, Hugging Face directory, engine, tokenizer.json or GGUF file: also says how long prompts are.",
+    help="Preset, Hugging Face directory, engine, tokenizer.json or GGUF file, to show the lengths of prompts too.",
 )
 @printing.json_option
 def check(file: Path, tokenizer: str | None, as_json: bool) -> None:

@@ -23,57 +23,59 @@ _SHOWN = 12
 
 @cloup.command(name="tune")
 @cloup.option_group(
-    "What is asked",
+    "Model and prompts",
     cloup.option(
         "--model", required=True, metavar="NAME|PATH", help="A preset, a Hugging Face directory or a GGUF file."
     ),
-    cloup.option("--checkpoint", metavar="PATH", help="Its weights, where the preset does not find them."),
+    cloup.option("--checkpoint", metavar="PATH", help="Weights of the preset, if it does not find them itself."),
     cloup.option(
         "--weights",
         type=click.Choice(["auto", "fp32", "fp16", "int8", "int4", "keep"]),
         default="auto",
-        help="Stored weights; auto is fp32; name another where that does not fit.",
+        help="Format of stored weights; auto is fp32, choose another if that does not fit.",
     ),
     cloup.option(
         "--data",
         type=click.Path(path_type=Path),
         required=True,
         metavar="FILE",
-        help="Your prompts, as JSON lines (docs/data.md).",
+        help="JSON lines file of your prompts (docs/data.md).",
     ),
-    cloup.option("--sets", type=Names(), help="Ask these sets of the file alone."),
+    cloup.option("--sets", type=Names(), help="Ask only these sets of the file."),
     cloup.option("--samples", type=int, help="Prompts to choose by, drawn from the file.  [default: all]"),
     cloup.option(
         "--framing",
         type=click.Choice(["plain", "chat"]),
-        help="chat: by the model's template.  [default: chat where it has one]",
+        help="plain text, or chat by the model's template.  [default: chat if it has one]",
     ),
     cloup.option(
         "--truncate",
         type=click.Choice(["middle"]),
-        help="Leave out the middle of prompts that are too long.  [default: they are refused]",
+        help="Leave out the middle of prompts that are too long.  [default: refuse them]",
     ),
-    cloup.option("--max-new-tokens", type=int, help="Longest answer.  [default: what each question says]"),
+    cloup.option("--max-new-tokens", type=int, help="Longest answer in tokens.  [default: each question's own]"),
 )
 @cloup.option_group(
-    "What is allowed",
-    cloup.option("--memory", type=Bytes(), required=True, help="For the caches of all rows: 2GiB, 192MiB."),
-    cloup.option("--rows", type=int, default=8, help="Sequences that are decoded together."),
-    cloup.option("--max-step-ms", type=float, help="Longest step of all rows."),
+    "Limits",
     cloup.option(
-        "--gpu", help="Take step times from the bandwidth of this GPU, as in `plan`.  [default: they are measured here]"
+        "--memory", type=Bytes(), required=True, help="Memory for the caches of all rows, such as 2GiB or 192MiB."
+    ),
+    cloup.option("--rows", type=int, default=8, help="Sequences decoded together."),
+    cloup.option("--max-step-ms", type=float, help="Longest time that a step of all rows may take."),
+    cloup.option(
+        "--gpu", help="Take step times from the bandwidth of this GPU, as in `plan`.  [default: measure them here]"
     ),
     cloup.option(
         "--maximum-loss",
         type=click.FloatRange(0, 100),
         default=0.0,
-        help="Points of right answers that may be lost beyond what chance explains.",
+        help="Largest loss of right answers, in points, beyond what chance explains.",
     ),
     cloup.option(
         "--maximum-divergence",
         type=click.FloatRange(0),
         default=0.1,
-        help="Where no answers are known: nats per token from the whole cache.",
+        help="Where no answers are known: largest divergence from the whole cache, in nats per token.",
     ),
 )
 @cloup.option_group(
@@ -81,18 +83,21 @@ _SHOWN = 12
     cloup.option(
         "--policies",
         type=Names(),
-        help="With settings after colons (snapkv-gqa:pool_kernel=17).  [default: ten of them, with alternatives]",
+        help="Policies to try, with settings after colons (snapkv-gqa:pool_kernel=17).  [default: "
+        "ten, with alternatives]",
     ),
-    cloup.option("--formats", type=Names(), help="Cache formats.  [default: auto,int8,int4]"),
-    cloup.option("--minutes", type=float, help="Begin no further answer after so many.  [default: ask every prompt]"),
-    cloup.option("--seed", type=int, default=0, help="Of the order in which prompts are asked."),
+    cloup.option("--formats", type=Names(), help="Cache formats to try.  [default: auto,int8,int4]"),
+    cloup.option(
+        "--minutes", type=float, help="Begin no further answer after this many minutes.  [default: ask every prompt]"
+    ),
+    cloup.option("--seed", type=int, default=0, help="Seed of the order in which prompts are asked."),
     cloup.option(
         "-o",
         "--output-dir",
         type=click.Path(path_type=Path, file_okay=False),
         required=True,
         metavar="DIR",
-        help="Answers, kept one by one, and the page.",
+        help="Directory for the answers, stored one by one, and the report.",
     ),
 )
 @json_option

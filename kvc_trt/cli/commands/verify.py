@@ -29,39 +29,51 @@ if TYPE_CHECKING:
 _PERCENT = click.FloatRange(0, 100)
 TASK_OPTIONS = cloup.option_group(
     "Options of --level tasks",
-    cloup.option("--model", metavar="NAME|DIR", help="A model in place of ENGINE; needs no engine to be built."),
-    cloup.option("--policies", type=Names(), help="With --model.  [default: all]"),
+    cloup.option("--model", metavar="NAME|DIR", help="Measure a model instead of ENGINE; no engine has to be built."),
+    cloup.option("--policies", type=Names(), help="With --model: policies to measure.  [default: all]"),
     cloup.option("--budgets", type=Counts(), help="With --model: token budgets.  [default: the preset's, x2, x4]"),
     cloup.option(
         "--weights", type=click.Choice(["fp32", "fp16", "int8", "int4", "keep"]),
-        help="With --model: stored weights.  [default: fp32, where it fits]",
+        help="With --model: format of stored weights.  [default: fp32, where it fits]",
     ),
-    cloup.option("--tasks", type=Names(), help="What to ask (`kvc-trt tasks`).  [default: needles and lines]"),
+    cloup.option("--tasks", type=Names(), help="Tasks to ask (`kvc-trt tasks`).  [default: needles and lines]"),
     cloup.option(
         "--data", type=click.Path(path_type=Path), metavar="FILE",
-        help="Ask the questions of a file of JSON lines instead (docs/data.md); --tasks then names its sets.",
+        help="Ask the questions of a JSON lines file instead (docs/data.md); --tasks then names its "
+             "sets.",
     ),
     cloup.option(
         "--truncate", type=click.Choice(["middle"]),
-        help="With --data: leave out the middle of prompts that are too long.  [default: they are refused]",
+        help="With --data: leave out the middle of prompts that are too long.  [default: refuse them]",
     ),
     cloup.option(
         "--lengths", type=Counts(),
-        help="Tokens of prompt and answer.  [default: longest, /2, /4; with --data, what its longest prompt takes]",
+        help="Lengths of prompt and answer together, in tokens.  [default: longest, /2, /4; with "
+             "--data, as its longest prompt needs]",
     ),
     cloup.option(
-        "--modes", type=Names(), help="query-aware, query-agnostic, stored-context, ...  [default: first two]"
+        "--modes", type=Names(), help="query-aware, query-agnostic, stored-context, ...  [default: the first two]"
     ),
-    cloup.option("--framing", type=click.Choice(["plain", "chat"]), help="chat: by the template.  [default: plain]"),
+    cloup.option(
+        "--framing", type=click.Choice(["plain", "chat"]),
+        help="plain text, or chat by the model's template.  [default: plain]",
+    ),
     cloup.option(
         "--max-new-tokens", type=CountOrByName(), metavar="N|TASK=N,..",
-        help="Longest answer, of all tasks or by task.  [default: each task's own]",
+        help="Longest answer in tokens, for all tasks or by task.  [default: each task's own]",
     ),
-    cloup.option("--minimum-accuracy", type=_PERCENT, help="Percent of what the full cache answers."),
-    cloup.option("--maximum-loss", type=_PERCENT, help="Points that none may lose against it, on all."),
+    cloup.option(
+        "--minimum-accuracy", type=_PERCENT,
+        help="Bar: smallest accuracy, in percent, on questions that the full cache answers.",
+    ),
+    cloup.option(
+        "--maximum-loss", type=_PERCENT,
+        help="Bar: largest loss against the full cache, in points, on all questions.",
+    ),
     cloup.option(
         "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-        help="Results, kept cell by cell, and the report.  [default: accuracy/NAME]",
+        help="Directory for the results, stored cell by cell, and the report.  [default: "
+             "accuracy/NAME]",
     ),
 )  # fmt: skip
 
@@ -74,13 +86,14 @@ TASK_OPTIONS = cloup.option_group(
         "--level",
         type=click.Choice(["quick", "full", "ops", "codes", "logits", "tokens", "retrieval", "tensors", "tasks"]),
         default="quick",
-        help="All rungs, quickly or thoroughly, or one rung; tensors: where executors first differ, by Polygraphy; "
-        "tasks: what compression costs in answers.",
+        help="All rungs, quick or full, or one rung; tensors: where executors first differ, by "
+        "Polygraphy; tasks: the loss of right answers through compression.",
     ),
     cloup.option(
         "--backend",
         type=click.Choice(names()),
-        help="What runs the engine (torch: its weights around the CUDA kernels).  [default: what it was built for]",
+        help="Backend that runs the engine (torch: its weights around the CUDA kernels).  [default: "
+        "the one it was built for]",
     ),
     cloup.option(
         "--kernels",
@@ -94,8 +107,8 @@ TASK_OPTIONS = cloup.option_group(
     cloup.option(
         "--checkpoint",
         type=click.Path(path_type=Path),
-        help="Hugging Face directory or GGUF file: also measure what the engine's weight format costs; with --model, "
-        "its weights.",
+        help="Hugging Face directory or GGUF file, to measure the cost of the engine's weight format "
+        "too; with --model, the model's weights.",
     ),
     cloup.option("--seed", type=int, default=0, help="Seed of prompts and inputs."),
     cloup.option(
@@ -110,7 +123,7 @@ TASK_OPTIONS = cloup.option_group(
         "file",
         type=click.Path(path_type=Path),
         metavar="PATH",
-        help="Write the report as JSON; with --level tensors, Polygraphy's files into this directory.",
+        help="Write the report as JSON; with --level tensors, write Polygraphy's files into this directory.",
     ),
 )
 @printing.json_option

@@ -28,7 +28,7 @@ def answer_options() -> list[Callable[..., Any]]:
         *(_option(f"--{name.replace('_', '-')}", rule) for name, rule in _RULES.items()),
         cloup.option("--choice", "choices", multiple=True, metavar="TEXT", help="Answer with one of these texts."),
         cloup.option(
-            "--regex", metavar="PATTERN", help="Answer with a text that this regular expression matches whole."
+            "--regex", metavar="PATTERN", help="Answer with a text that matches this regular expression in full."
         ),
     ]
 

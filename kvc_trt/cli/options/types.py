@@ -155,5 +155,5 @@ PREFILL_PRECISION = cloup.option(
 SEALED = cloup.option(
     "--sealed",
     is_flag=True,
-    help="Copy the engine's files to memory that nobody can write; takes as much memory as they have bytes.",
+    help="Copy the engine's files to memory that nobody can write; takes as much memory as the files.",
 )

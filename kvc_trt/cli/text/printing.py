@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def json_option(function: Function) -> Function:
     """Add `--json` (parameter name `as_json`) to a command."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON alone on stdout.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print only JSON on stdout.")(function)
 
 
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
