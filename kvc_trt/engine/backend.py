@@ -79,7 +79,7 @@ class BuildBackend(ABC):
         """Measure `--dense-until auto`: the length up to which a dense step is at least as fast as a sparse one."""
         raise InputError(
             "--dense-until auto is measured on a CPU, which says nothing about a GPU; expected a number of tokens",
-            hint="--dense-until TOKENS, or leave it out: the token budget is taken",
+            hint="--dense-until TOKENS, or leave it out: the default is the token budget",
         )
 
     def no_turns(self, parameters: PolicyParameters) -> str | None:

@@ -14,7 +14,7 @@ from kvc_trt.methods.base.parameters import Group, PolicyParameters
 def missing_graph(parameters: PolicyParameters, layers: int) -> str | None:
     """Return the graph that cannot be made for a policy; None if all can."""
     if any(group.parameters.selection.oracle for group in _groups(parameters, layers)):
-        return "graph of an oracle that reads everything to find what matters"
+        return "graph of an oracle, which reads everything to find the best tokens"
     return None
 
 

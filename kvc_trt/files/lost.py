@@ -54,7 +54,9 @@ def report_lost_files() -> None:
         for start, (size, path) in list(MAPPINGS.items()):
             if start <= address < start + size:
                 _reporting.acquire()
-                said = f"error: {path} was cut short while it was in use: what was read of it is no longer there\n"
+                said = (
+                    f"error: {path} was cut short while it was in use: the pages that were read are no longer there\n"
+                )
                 hint = "hint: put the file back and run the command again; --sealed reads a copy in memory\n"
                 os.write(2, (said + hint).encode("utf-8", "backslashreplace"))
                 os._exit(UnsupportedEnvironment.exit_code)

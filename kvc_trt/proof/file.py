@@ -123,7 +123,7 @@ def proof_of(found: object, source: str) -> Proof:
     if isinstance(found, dict) and found.get("version") != VERSION:
         raise InputError(
             f"{source}: proof format {describe(found.get('version'))}, expected {VERSION}",
-            hint="of a server's answer the proof alone: choices[0].kvc.kv_proof, or kv_proof of Triton",
+            hint="give only the proof of a server's answer: choices[0].kvc.kv_proof, or kv_proof of Triton",
         )
     document = validated(_Document, found, source)
     caches = _records(document.caches, document.kind, source)

@@ -79,7 +79,7 @@ def _entries(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     entries = summed[1:] - np.repeat(summed[bounds[:-1]], lengths) - 1
     last = entries[bounds[1:][lengths > 0] - 1]
     if (last < 0).any() or (np.abs(entries) > np.iinfo(np.int32).max).any():
-        raise InputError("a list of tokens holds what is no index")
+        raise InputError("a list of tokens holds a value that is no index")
     return entries, bounds
 
 

@@ -118,12 +118,12 @@ class Asked:
 def _check_possible(request: ApiRequest, prompts: int, engine: Served) -> None:
     """Raise ApiError for more answers than rows and queue can ever hold, and for a salt that would be ignored."""
     if request.is_salted and engine.shares_prompts:
-        raise refused("cache_salt: this server shares the beginnings of prompts whoever sends them", "cache_salt")
+        raise refused("cache_salt: this server shares prompt prefixes among all clients", "cache_salt")
     count, most = request.n * prompts, engine.most_answers
     if most is not None and count > most:
         found = f"{count} answers ({request.n} to each of {prompts} prompts)" if prompts > 1 else f"{count} answers"
         raise refused(
-            f"n: {found} are more than this server ever has room for, which is {most} with those that wait: ask for "
-            "fewer, or in several requests",
+            f"n: {found} exceed this server's capacity of {most}, its queue included: ask for fewer, or in several "
+            "requests",
             "n",
         )

@@ -104,7 +104,8 @@ class Framing:
         """
         if self.between is None:
             raise InputError(
-                "the chat template rewrites what came before a second question", hint="ask with the framing plain"
+                "the chat template rewrites earlier messages before a second question",
+                hint="ask with the framing plain",
             )
         return tuple(self._continued(self.between + self.texts(replace(sample, context=""))[1]))
 

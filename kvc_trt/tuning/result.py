@@ -202,14 +202,17 @@ class Tuned:
         """Yield the findings of the run, the most important first; each is a sentence."""
         best = self.recommendation
         if best is None:
-            yield "No round is over yet, so there is nothing to choose by: the same command goes on."
+            yield "No round is over yet, so there is nothing to choose from: run the same command to continue."
             return
         line, rows = self.line_of(best.chosen), self.asked.rows
         assert line.quality is not None
         assert best.lost is not None
         each, total = readable_size(best.chosen.row_bytes), readable_size(rows * best.chosen.row_bytes)
         if not self.whole_answers:
-            yield f"The whole cache answers none of these {self.prompts} prompts: nothing can be chosen by them."
+            yield (
+                f"The whole cache answers none of these {self.prompts} prompts, so they cannot decide between "
+                "candidates."
+            )
             return
         if self.good_enough:
             variant = best.chosen.variant
@@ -238,7 +241,7 @@ class Tuned:
         if not self.finished:
             yield (
                 f"Not all prompts were asked: this rests on {self.prompts} of {len(self.state.prompts.names)}; "
-                "the same command goes on."
+                "run the same command to continue."
             )
         if self.labelled and not any(best.lost):
             unseen = 100 * (1 - 0.05 ** (1 / self.prompts))
@@ -247,7 +250,7 @@ class Tuned:
                 f"show a difference in fewer than about {unseen:.0f} % of prompts."
             )
         if self.prompts < FEWEST:
-            yield f"Fewer than {FEWEST} prompts tell no two candidates apart."
+            yield f"Fewer than {FEWEST} prompts cannot tell any two candidates apart."
 
     def _comparison(self, best: Recommendation) -> Iterator[str]:
         others = [one for one in best.alike if one != best.chosen]

@@ -32,7 +32,7 @@ def test_the_whole_cache_may_have_a_format_and_nothing_else():
     assert variants(["full:kv_cache=int8", "full"], [64, 128]) == [
         Variant("full", None), Variant("full:kv_cache=int8", None),
     ]  # fmt: skip
-    with pytest.raises(InputError, match="full:skip_layers=1: full is what the others are compared with, and takes no"):
+    with pytest.raises(InputError, match="full:skip_layers=1: full is the baseline of the comparison, and takes no"):
         variants(["full:skip_layers=1"], [64])
 
 

@@ -112,7 +112,7 @@ def test_a_changed_data_file_is_refused_in_an_old_output_directory(file, asked, 
         (["--lengths", "100"], "own.jsonl line 1: the prompt has 119 tokens, expected at most 95"),
         (["--lengths", "5"], "own-exact: an answer may have 5 tokens, which leaves no room for a prompt in 5"),
         (["--samples", "0"], "samples: expected at least 1, found 0"),
-        (["--seed", "3"], "seed 3: questions of a file are not drawn"),
+        (["--seed", "3"], "seed 3 goes with generated tasks"),
         (["--tasks", "own-exakt"], "has no set 'own-exakt'; did you mean 'own-exact'?"),
         (["--max-new-tokens", "own=3"], "has no set 'own'"),
         (["--framing", "chat"], "no chat template"),
@@ -219,7 +219,7 @@ def test_truncated_prompts_are_reported(file):
     vocabulary, told = Vocabulary(load_task_tokenizer("retrieval-tiny"), 0), Notes()
     draw = FileDraw(read_data_file(file), truncate="middle")
     assert draw.length(["own-exact"], vocabulary, "plain", 140, told) == 140
-    assert told.notes == ["1 of 3 prompts lose their middle: 140 tokens are room"]
+    assert told.notes == ["1 of 3 prompts lose their middle: 140 tokens fit"]
     assert draw.length(["own-exact"], vocabulary, "plain", 999, told) == 156
     with pytest.raises(InputError, match="line 5: prompt and answer take 156 tokens"):
         replace(draw, truncate=None).length(["own-exact"], vocabulary, "plain", 140, told)
@@ -279,9 +279,7 @@ def test_answers_that_only_overlap_count_without_being_perfect():
     assert one.lost.value == pytest.approx(0.1)
     found = report(cells=[full, one], bars=Bars(minimum_accuracy=0.8))
     assert found.average("query-aware", one.length, Variant("rocketkv", 64))[0].value == pytest.approx(0.3)
-    assert found.failures == [
-        f"rocketkv 64 on {one.group}: 75.0 % of what the full cache scores, expected at least 80 %"
-    ]
+    assert found.failures == [f"rocketkv 64 on {one.group}: 75.0 % of the full cache's score, expected at least 80 %"]
     assert not report(cells=[full, one], bars=Bars(minimum_accuracy=0.7)).failures
     assert not replace(one, full_scores=(0.0,) * 20).evidence
 

@@ -271,7 +271,7 @@ def test_a_proof_is_written_to_a_file_or_into_the_json(engine, tmp_path, ids_fil
 
 def test_a_proof_of_a_conversation_is_refused(engine, tmp_path, capfd):
     said = failure(engine, "--chat", "--kv-proof", "digest", "-o", str(tmp_path / "proof.json"), capfd=capfd)
-    assert "--kv-proof is of one answer: give the question, --chat TEXT" in said
+    assert "--kv-proof proves one answer: give the question with --chat TEXT" in said
 
 
 @pytest.mark.parametrize("arguments", [("--kv-proof", "digest"), ("-o", "p.json"), ("-o", "p.json", "--json")])

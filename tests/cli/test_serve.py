@@ -62,7 +62,7 @@ def test_serving_no_engine_is_refused():
         (["frontend", "--rows", "4"], "runs no engine"),
         (["frontend", "--tool-parser", "hermes"], "runs no engine"),
         (["frontend", "--kv-proofs"], "runs no engine"),
-        (["prefill", "engines/demo", "--cors", "*"], "takes no requests of clients"),
+        (["prefill", "engines/demo", "--cors", "*"], "takes no requests from clients"),
     ],
 )
 def test_an_option_that_a_role_would_not_read_is_refused(arguments, why, capsys):
@@ -92,7 +92,7 @@ def test_the_command_that_it_shows_asks_what_the_shipped_model_answers():
 
 def test_triton_listens_on_loopback_alone_and_has_no_roles(capsys):
     assert run(["serve", "--triton", "--host", "0.0.0.0", "engines/demo"]) == 2
-    assert "listens on loopback alone" in capsys.readouterr().err
+    assert "listens on loopback only" in capsys.readouterr().err
     assert run(["serve", "--triton", "--role", "decode", "engines/demo"]) == 2
     assert "has no roles" in capsys.readouterr().err
 

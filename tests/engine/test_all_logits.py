@@ -29,7 +29,7 @@ def test_an_engine_built_with_all_logits_returns_them(policy, tmp_path):
         # The model says the record's words after the query, so the last two are foretold.
         assert logits[-3:-1].argmax(-1).tolist() == ids[-2:]
         np.testing.assert_allclose(logits[-1], engine.context(REST, context=context).logits, atol=1e-5)
-        with pytest.raises(InputError, match="turn_logits is of one text, found a list of 2"):
+        with pytest.raises(InputError, match="turn_logits takes one text, found a list of 2"):
             engine.turn_logits([REST, REST], context=context)
         with pytest.raises(InputError, match="the turn is empty"):
             engine.turn_logits("", context=context)
@@ -39,7 +39,7 @@ def test_an_engine_built_with_all_logits_returns_them(policy, tmp_path):
 def test_an_engine_without_all_logits_names_the_build_option(tmp_path):
     engine = build("retrieval-tiny", token_budget=64, verify=False, output=tmp_path / "engine")
     with engine:
-        with pytest.raises(InputError, match="after the last token of a turn alone") as error:
+        with pytest.raises(InputError, match="only after the last token of a turn") as error:
             engine.turn_logits(REST, context=engine.context(PROMPT))
         assert "--all-logits" in error.value.hint
         assert engine.generate(PROMPT).token_ids

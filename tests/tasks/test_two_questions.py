@@ -94,7 +94,7 @@ class TestThroughATemplate:
     def test_a_template_that_rewrites_an_answer_is_refused(self, tokenizer):
         framing = chat(tokenizer, ChatTemplate(MISTRAL, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}))
         # It writes a space before an answer, which is not what the model has seen.
-        with pytest.raises(InputError, match="rewrites what came before a second question"):
+        with pytest.raises(InputError, match="rewrites earlier messages before a second question"):
             framing.turn(sample_of("two-needles"))
 
     def test_a_thinking_template_without_thoughts_is_accepted(self, tokenizer):

@@ -221,7 +221,7 @@ def test_a_run_that_is_ended_keeps_its_answers_and_goes_on(tmp_path):
     assert process.returncode == 143, said
     assert "answers are kept; the same command goes on from there" in said
     page = (tmp_path / "out" / "tune.html").read_text()
-    assert "the same command goes on" in page
+    assert "run the same command to continue" in page
     kept = results.read_bytes()
     assert run(arguments) == 0
     assert results.read_bytes().startswith(kept)
@@ -235,7 +235,7 @@ def test_a_run_out_of_time_gives_no_recommendation(tmp_path):
     )
     found = tune_model(MODEL, asked, progress=NullProgress())
     assert (found.recommendation, found.finished, found.build) == (None, False, None)
-    assert "the same command goes on" in next(iter(found.findings()))
+    assert "run the same command to continue" in next(iter(found.findings()))
     asked = replace(asked, minutes=None, policies=["tova", "full"], formats=["auto"])
     assert tune_model(MODEL, asked, progress=NullProgress()).finished
 

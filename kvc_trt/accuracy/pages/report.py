@@ -45,7 +45,7 @@ class Bars:
             share = cell.mean.value / mean(cell.full_scores).value
             if share < self.minimum_accuracy:
                 least = f"expected at least {100 * self.minimum_accuracy:g} %"
-                yield f"{where}: {100 * share:.1f} % of what the full cache scores, {least}"
+                yield f"{where}: {100 * share:.1f} % of the full cache's score, {least}"
         if self.maximum_loss is not None and lost.value > self.maximum_loss:
             yield f"{where}: {lost} points lost, expected at most {100 * self.maximum_loss:g}"
 

@@ -121,11 +121,11 @@ def _heading(export: Export, source: str, model: str) -> Iterable[str]:
     yield from _comment(
         f"Written by kvc-trt {__version__} from {source}: policy {parameters.policy}, token budget "
         f"{parameters.token_budget}, prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} "
-        "tokens. TensorRT-LLM was not run; `kvc-trt verify` says nothing about what it computes."
+        "tokens. TensorRT-LLM was not run; `kvc-trt verify` does not check its results."
     )
-    yield from _section("What differs from the policy's own numbers", (*export.changes, *traffic_lines(export)))
-    yield from _section("What it cannot do, whatever is set here", export.limits)
-    yield from _section("Where it computes something else than the policy", export.differences)
+    yield from _section("Differences from the policy's own numbers", (*export.changes, *traffic_lines(export)))
+    yield from _section("Limits under any settings", export.limits)
+    yield from _section("Differences from the policy's computation", export.differences)
     yield from _section("Warnings", export.warnings)
 
 
@@ -166,7 +166,7 @@ def _meanings(attention: AttentionBackend) -> dict[str, str]:
         "kt_cache_dtype": "type of the page bounds",
         "enable_block_reuse": "must be off",
         "enable_chunked_prefill": "must be off",
-        "max_seq_len": "prompt and answer, what the budget was divided for",
+        "max_seq_len": "longest prompt and answer, for which the budget was divided",
         "max_num_tokens": "holds the longest prompt in one pass",
     }
 

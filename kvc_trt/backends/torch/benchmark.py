@@ -240,7 +240,7 @@ def break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> 
         raise UnsupportedEnvironment(
             "--dense-until auto measures the kernels on a GPU for an engine that runs in PyTorch; found neither, and a "
             "CPU says nothing about them",
-            hint="--dense-until TOKENS, or leave it out: the token budget is taken",
+            hint="--dense-until TOKENS, or leave it out: the default is the token budget",
         )
     identity = {
         "model": dataclasses.asdict(model),

@@ -48,7 +48,7 @@ def kernel_device() -> torch.device:
         lacking = f"PyTorch {torch.__version__} is built for " + (f"CUDA {built}" if built else "CPUs alone")
         raise UnsupportedEnvironment(
             f"{library.path} runs on a GPU, and PyTorch finds none on this machine: {lacking}",
-            hint="nvidia-smi and kvc-trt doctor say what there is; pip install torch from the index of a CUDA version, "
+            hint="nvidia-smi and kvc-trt doctor show the GPUs; pip install torch from the index of a CUDA version, "
             f"or unset {VARIABLE} for the CPU",
         )
     if _version() < OLDEST_FOR_CUDA:

@@ -99,7 +99,11 @@ def _show(event: Event) -> None:
 
 def _line(reply: Reply, side: Side) -> str:
     output = reply.output
-    again = "the chat template rewrites what came before, so all of it was read again: " if reply.read_again else ""
+    again = (
+        "the chat template rewrites earlier messages, so the whole conversation was read again: "
+        if reply.read_again
+        else ""
+    )
     return " | ".join(
         [
             f"[{again}{len(output.prompt_token_ids)} tokens read in {reply.read_seconds:.2f} s",

@@ -119,7 +119,9 @@ def of_pairs(
     if score is not None:
         score_named(score)
         if score.removesuffix(FIRST_LINE) == "classification":
-            raise click.UsageError("--score classification: it needs the list of all classes, which a table has not")
+            raise click.UsageError(
+                "--score classification: it needs the list of all classes, which a table does not have"
+            )
         if given["answers"] is None:
             raise click.UsageError("--score goes with --answers")
     columns = Columns(given["context"], given["answers"], given["question_column"], given["question"])

@@ -146,8 +146,8 @@ def require_server() -> None:
 def _serve_triton(given: ServeArguments) -> None:
     if not is_loopback(given.host):
         raise InputError(
-            f"--host {given.host}: Triton asks nobody for a key, so --triton listens on loopback alone",
-            hint="put a proxy that asks for one in front",
+            f"--host {given.host}: Triton checks no API key, so --triton listens on loopback only",
+            hint="put a proxy that checks one in front",
         )
     served = [(one.name, one.engine) for one in served_engines(given.engines)]
     serve_triton(TritonDeployment(served, given.port, given.settings), find_triton(), show)

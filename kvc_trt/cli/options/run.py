@@ -108,7 +108,7 @@ _WRONG: tuple[tuple[Callable[[RunArguments], bool], str], ...] = (
     ),
     (
         lambda given: given.proves and given.questions_follow,
-        "--kv-proof is of one answer: give the question, --chat TEXT",
+        "--kv-proof proves one answer: give the question with --chat TEXT",
     ),
     (
         _beside_has_no_place,

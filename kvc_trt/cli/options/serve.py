@@ -62,13 +62,13 @@ class ServeArguments:
     def check(self) -> None:
         """Raise UsageError for options that exclude each other."""
         if self.on_triton and self.needs_dynamo:
-            raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
+            raise click.UsageError("--triton has no roles: separate prefill and decode processes need NVIDIA Dynamo")
         if self.on_triton and (self.origins or self.tool_parser is not None):
-            raise click.UsageError("--cors and --tool-parser are of OpenAI's API, without --triton")
+            raise click.UsageError("--cors and --tool-parser are for OpenAI's API, not for --triton")
         if self.role == "frontend" and (self.settings != ServingSettings() or self.tool_parser is not None):
             raise click.UsageError("--role frontend runs no engine; options of engines are for prefill and decode")
         if self.role in ("prefill", "decode") and self.origins:
-            raise click.UsageError(f"--role {self.role} takes no requests of clients; --cors is for --role frontend")
+            raise click.UsageError(f"--role {self.role} takes no requests from clients; --cors is for --role frontend")
 
     @property
     def _apart(self) -> bool:

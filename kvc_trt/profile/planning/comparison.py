@@ -48,7 +48,9 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, 
     full = full_state_bytes(choice.config, sequence, cache_itemsize(weights), kv_cache)
     rows = [_row(name, kv_cache, filled, choice, weights, full, turns) for name, *_ in policies.available()]
     if all("not_applicable" in row for row in rows):
-        raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
+        raise InputError(
+            f"no policy can be built with these settings: {rows[0]['not_applicable']}", hint="kvc-trt plan --help"
+        )
     others = (form for form in CACHE_FORMATS if form != kv_cache)
     return {
         "model": choice.name,

@@ -166,7 +166,9 @@ def _refuse(tables: Sequence[dict[str, Any]], limit: Limit) -> None:
     entries = [(table, entry) for table in tables for entry in table["budgets"]]
     short = [(entry["least_needed_bytes"], table, entry) for table, entry in entries if "least_needed_bytes" in entry]
     if not short:
-        raise InputError(f"no policy can be built so: {entries[0][1]['not_applicable']}", hint="kvc-trt plan --help")
+        raise InputError(
+            f"no policy can be built with these settings: {entries[0][1]['not_applicable']}", hint="kvc-trt plan --help"
+        )
     least, table, entry = min(short, key=lambda one: one[0] - one[1]["memory_bytes"])
     place = table["gpu"] or "--memory"
     rows, take = ("1 row", "takes") if limit.rows == 1 else (f"{limit.rows} rows", "take")

@@ -125,7 +125,10 @@ def _findings(result: Mapping[str, Any]) -> Iterator[str]:
             f"take {readable_size(engine['cache_bytes'])}; the twin was given one row nevertheless"
         )
     elif dense["rows"] == result["request_info"]["max_concurrency"]:
-        yield "the twin has a row for every request at a time: more concurrency would show what memory is worth"
+        yield (
+            "the twin has a row for every concurrent request: a higher concurrency would show the value of the saved "
+            "memory"
+        )
 
 
 def _of(result: Mapping[str, Any], side: str) -> list[Mapping[str, Any]]:

@@ -146,7 +146,7 @@ def _exchanged(process: subprocess.Popen[bytes], request: bytes, limit: _Limit) 
             received = os.read(source, 1 << 20)
             answer += received
             if not received or len(answer) > _LONGEST_ANSWER:
-                raise _Ended(_reason(process) if not received else "answered with more than it may say")
+                raise _Ended(_reason(process) if not received else "wrote an answer that is too long")
     return _parsed(bytes(answer))
 
 
@@ -155,7 +155,7 @@ def _reason(process: subprocess.Popen[bytes]) -> str:
     try:
         status = process.wait(_SECONDS_TO_END)
     except subprocess.TimeoutExpired:
-        return "closed the way to answer"
+        return "closed its output"
     if status == -signal.SIGXCPU:
         return f"took more than {CPU_SECONDS} s of processor time"
     return f"ended the process that renders it (status {status})"
@@ -167,7 +167,7 @@ def _parsed(answer: bytes) -> dict[str, str]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise _Ended("did not leave the process that renders it intact")
+        raise _Ended("broke the process that renders it")
     return found
 
 

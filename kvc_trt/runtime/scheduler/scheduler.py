@@ -247,7 +247,7 @@ class Scheduler:
                 advanced = self.advance()
             except BaseException as error:
                 # A bug in the scheduler: end all accepted requests, so that no caller waits for ever, and start afresh.
-                LOG.exception("the scheduler failed, and all that it had accepted with it")
+                LOG.exception("the scheduler failed, and all accepted requests with it")
                 self._worker.start_again(error)
                 continue
             if not advanced:

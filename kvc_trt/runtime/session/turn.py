@@ -80,7 +80,7 @@ def check_gives_all_logits(executor: Executor, what: str) -> None:
     check_takes_turns(executor, what)
     if not executor.limits.all_logits:
         raise InputError(
-            f"{what}: the engine gives the logits after the last token of a turn alone",
+            f"{what}: the engine returns logits only after the last token of a turn",
             hint="kvc-trt build --config ENGINE_DIR/config.json --all-logits -o ENGINE_DIR --force",
         )
 

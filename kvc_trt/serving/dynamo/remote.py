@@ -106,7 +106,7 @@ class RemoteEngine:
         ServingError for a priority, which Dynamo would not pass on to a worker.
         """
         if priority:
-            raise ServingError("invalid", "priority goes to an engine of this process alone, and workers answer here")
+            raise ServingError("invalid", "priority works only for an engine in this process, and here workers answer")
         return RemoteAnswer(self._client, self._upstream, self._model, request)
 
     async def begin(self, answers: Sequence[RemoteAnswer]) -> None:

@@ -66,7 +66,7 @@ class Door:
             return
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, self._wanted):
-            raise ApiError(401, "this server wants its API key: Authorization: Bearer KEY", code=WRONG_KEY)
+            raise ApiError(401, "this server requires its API key: Authorization: Bearer KEY", code=WRONG_KEY)
 
     def _asks_for_leave(self, request: web.Request) -> bool:
         """Return whether this is a browser's preflight request for a page of an allowed origin."""

@@ -199,7 +199,7 @@ async def _body(request: web.Request) -> bytes:
     try:
         content: bytes = await asyncio.wait_for(request.read(), BODY_SECONDS)
     except asyncio.TimeoutError:
-        raise ApiError(408, f"the body did not come whole within {BODY_SECONDS:g} seconds") from None
+        raise ApiError(408, f"the body was not complete within {BODY_SECONDS:g} seconds") from None
     return content
 
 

@@ -162,7 +162,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(served, monkeypatch, path):
         connection.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{{".encode())
         said = connection.recv(10_000).decode()
     assert said.startswith("HTTP/1.1 408")
-    assert "did not come whole within 0.1 seconds" in said
+    assert "was not complete within 0.1 seconds" in said
 
 
 def test_several_hundred_malformed_requests_are_never_the_servers_failure(client):
@@ -199,7 +199,7 @@ def test_more_answers_than_ever_fit_are_the_clients_error(demo_engine, asked, fo
     with InProcess({"demo": demo_engine}, rows=1, queue_limit=2) as server:
         status, answer = server.client().ask("/v1/completions", {**COMPLETION, **asked})
         assert status == 400
-        assert f"n: {found} are more than this server ever has room for, which is 3" in answer["error"]["message"]
+        assert f"n: {found} exceed this server's capacity of 3" in answer["error"]["message"]
         assert answer["error"]["param"] == "n"
 
 

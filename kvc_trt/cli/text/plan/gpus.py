@@ -73,7 +73,7 @@ def _gpus(plan: Plan) -> str:
     ]  # fmt: skip
     many = f"each of {plan['ranks']} GPUs" if plan["ranks"] > 1 else "one GPU"
     prompt = number(plan["context"]["tokens"])
-    heading = f"{many}: what fits 90% of its memory, and the floor of a prompt of {prompt} tokens (modelled)"
+    heading = f"{many}: batches that fit 90% of its memory, and the floor of a prompt of {prompt} tokens (modelled)"
     return "\n".join([section(heading, headers, rows, range(1, 8)), *_too_small(plan)])
 
 

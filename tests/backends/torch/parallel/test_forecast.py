@@ -71,7 +71,7 @@ def test_every_table_of_a_plan_counts_one_rank(capsys):
     assert run(PLAN) == 0
     text = capsys.readouterr().out
     assert "each of 4 ranks has 16 of 64 query heads, 2 of 8 KV heads and 7,168 of 28,672 channels" in text
-    assert "each of 4 GPUs: what fits 90% of its memory" in text
+    assert "each of 4 GPUs: batches that fit 90% of its memory" in text
     assert "one GPU" not in text
 
 
