@@ -15,7 +15,7 @@ LONGEST_MESSAGE = 2000
 """Characters of a message or a hint; of a longer one the middle is left out."""
 _CUT = " [...] "
 _CUT_END = 500
-"""Characters of its end that a message which is cut keeps: it often says there what was expected."""
+"""Characters of its end that a message which is cut keeps: the expected value often stands there."""
 _LONGEST_NAME = 200
 """Characters of a name for which a near one is sought."""
 

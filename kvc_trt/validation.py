@@ -19,7 +19,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 LARGEST_CONFIGURATION = 4 << 20
 """Bytes; a configuration file beyond this is not one."""
 _LONGEST_PROBLEM = 500
-"""Characters of what a schema says of a value."""
+"""Characters of a schema's message about a value."""
 
 
 class OwnSchema(BaseModel):

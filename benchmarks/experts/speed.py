@@ -46,7 +46,7 @@ BURST, BURSTS = 8, 4
 """Steps in a row of one side, and how often a round has them."""
 ROUNDS = 9
 VOCABULARY = 4096
-"""Small: a head of 32,000 rows would be a third of a step, and hide what the experts cost."""
+"""Small: a head of 32,000 rows would be a third of a step, and hide the cost of the experts."""
 COUNT, CHOSEN = 16, 2
 _DENSE = replace(MODEL, vocab_size=VOCABULARY)
 SIDES: dict[str, ModelConfig] = {

@@ -15,7 +15,7 @@ from kvc_trt.profile.accelerators import Accelerator
 
 FLOAT, INDEX = 4, 4
 FUSED = {"score_and_select": ("prepare_step", "page_scores", "select_tokens")}
-"""Kernels that stand for several: what those pass to each other never leaves the multiprocessors."""
+"""Kernels that stand for several: the values that those pass to each other never leave the multiprocessors."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _WITHOUT_RESULT = frozenset(
 )  # fmt: skip
 _WAITS_FOR_ALL = frozenset(("DEPBAR", "ACQBULK"))
 _COPY = "copy"
-"""Stands in the table of registers for what LDGSTS has on its way."""
+"""Stands in the table of registers for the pending copies of LDGSTS."""
 
 
 @dataclass(frozen=True)

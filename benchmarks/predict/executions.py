@@ -52,7 +52,7 @@ class Executed:
     threads: int
     dynamic_shared: int
     products: int
-    """mma.sync of all warps; counted apart from the pieces, to judge what is made of them."""
+    """mma.sync of all warps; counted apart from the pieces, to judge the predictions made from them."""
     exchanges: int
     """Shuffles and votes of all warps."""
     barriers: int

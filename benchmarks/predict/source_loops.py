@@ -22,7 +22,7 @@ class SourceLoop:
     """Line of the body's first statement."""
     last: int
     test: tuple[int, int]
-    """First and last line of the head: of what is tested before each round."""
+    """First and last line of the head: of the condition tested before each round."""
     unroll: int | None
     """The N of `#pragma unroll N` before the loop; 0 for a pragma without a number, which asks for all rounds."""
 

@@ -17,7 +17,7 @@ class Place:
     """Paths of one run."""
 
     work: Path
-    """Engines, repositories, and what the tools write."""
+    """Engines, repositories, and the output of the tools."""
     triton: Path
     dynamo: Path
     aiperf: Path

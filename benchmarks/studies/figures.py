@@ -25,7 +25,7 @@ class Panel:
     title: str
     lines: Mapping[str, Values]
     level: tuple[str, float] | None = None
-    """A horizontal line, such as what chance gives."""
+    """A horizontal line, such as the level of chance."""
 
 
 @dataclass(frozen=True)

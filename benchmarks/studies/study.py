@@ -50,7 +50,7 @@ class Study:
 
     name: str
     measure: Callable[[Run, Records], None]
-    """Adds what the records lack."""
+    """Adds the missing records."""
     page: Callable[[Sequence[Record]], Written]
     """Writes the page of some records; equal records give an equal page."""
 

@@ -70,7 +70,7 @@ class Question:
     target_ids: tuple[int, ...] = ()
     """The true continuation, where its likelihood is the score."""
     turn_ids: tuple[int, ...] = ()
-    """Fed as a turn; what is then answered is scored. Empty: no turn."""
+    """Fed as a turn; the answer to it is scored. Empty: no turn."""
     answers_first: bool = True
     """True if the prompt ends with a question of its own, which is answered before the turn."""
     is_answered: Callable[[Sequence[int]], bool] = field(default=_never, compare=False)

@@ -49,8 +49,8 @@ class AnswerRules(TypedDict, total=False):
     ignore_eos: bool
     """Continue past the model's own end tokens."""
     schema: Grammar | Schema | None
-    """Answer with JSON that this schema allows: a mapping, JSON text, or a class of pydantic's models; or with what a
-    `kvc_trt.Grammar` allows (docs/grammars.md)."""
+    """Answer with JSON that this schema allows: a mapping, JSON text, or a class of pydantic's models; or with a text
+    that a `kvc_trt.Grammar` allows (docs/grammars.md)."""
     logit_bias: Mapping[int, float] | None
     """Numbers from -100 to 100 by token id, added to the model's logits."""
     logprobs: int | None

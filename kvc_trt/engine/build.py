@@ -45,7 +45,7 @@ from kvc_trt.version import __version__
 LIBRARIES = ("numpy", "ml_dtypes", "onnx", "tokenizers")
 """Python packages that every build uses; a backend names further ones."""
 DECIDING = ("models", "methods", "operators", "graph", "engine")
-"""Packages of kvc-trt that determine the content of an engine, whatever its backend."""
+"""Packages of kvc-trt that determine the content of an engine of any backend."""
 
 
 @dataclass(frozen=True)

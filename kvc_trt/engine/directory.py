@@ -53,7 +53,7 @@ class EngineDirectory:
     config: EngineConfig
     manifest: Manifest
     held: Mapping[str, HeldFile]
-    """The files of the manifest, open: what was hashed is what everything else reads."""
+    """The files of the manifest, open: everything else reads the bytes that were hashed."""
 
     @classmethod
     def open(

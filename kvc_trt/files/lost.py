@@ -34,7 +34,7 @@ class _Action(ctypes.Structure):
 
 
 _reporting = threading.Lock()
-"""Taken by the thread that reports; others that read what is lost wait for the end of the process."""
+"""Taken by the thread that reports; other threads that read lost pages wait for the end of the process."""
 _kept: list[Any] = []
 """The handler and the action before it, which must live as long as the process."""
 

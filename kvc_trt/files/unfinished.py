@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal
 
 Kind = Literal["tmp", "old"]
-"""Something new, or what it replaces."""
+"""A new file or directory, or the one that it replaces."""
 
 _OPEN_FILES = Path("/proc/self/fd")
 _NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ROTARY_TABLES = "cosine", "sine"
 UNREAD = ""
 NO_ANGLES: Angles = {}
-"""Stand for what a whole graph shares between layers and no cache reads: the grid of tokens, and its angles."""
+"""Stand for values that a whole graph shares between layers and no cache reads: the grid of tokens, and its angles."""
 
 
 class CacheGraphs:

@@ -163,7 +163,7 @@ class _Cut:
     def _prepare(self) -> None:
         """Find the dependencies of every node; each node comes after those that it reads."""
         self._light: list[bool] = []
-        """True if the node depends on no token's value: lengths, shapes and what weights give by themselves."""
+        """True if the node depends on no token's value: lengths, shapes and values of weights alone."""
         self._of_lengths: list[bool] = []
         self._stage: list[int] = []
         """The number of layers whose attention it depends on."""

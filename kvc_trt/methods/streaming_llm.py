@@ -188,7 +188,7 @@ class FirstAndLastByRow(TrimmedByRow, FirstAndLast):
 
 
 _NAMES = {"lengths": "cache_lengths", "indices": "slot_positions"}
-"""Names of what is kept, where they differ from those in a cache."""
+"""Names of the kept tensors, where they differ from those in a cache."""
 
 
 class Ring(DecodeSelection):

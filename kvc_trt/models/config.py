@@ -105,7 +105,7 @@ class Attention:
     rotary_base: float | None = None
     """The base of a sliding layer whose positions are not scaled; None: base and scaling are the model's."""
     gated: bool = False
-    """True: what attention gives is multiplied by the sigmoid of a product of what it reads, channel by channel."""
+    """True: the result of attention is multiplied by the sigmoid of a product of its input, channel by channel."""
     linear: Linear | None = None
     """In place of attention over tokens; the other fields then mean nothing."""
 
@@ -212,7 +212,7 @@ class Description:
     learned_positions: bool = False
     """True: the residual stream begins with a vector of the token and one of its position."""
     residual_scale: float = 1.0
-    """The factor of what attention and feed-forward add to the residual stream."""
+    """The factor of the updates that attention and feed-forward add to the residual stream."""
     logit_scale: float = 1.0
     logit_softcap: float | None = field(default=None, repr=False)
     """The same bound on the logits of the vocabulary, after their scale."""

@@ -94,7 +94,7 @@ class GgufArchitecture:
     fields: Callable[[GgufKeys], Mapping[str, Any]] = lambda _keys: {}
     """Fields that no key says as config.json does."""
     reads: frozenset[str] = frozenset()
-    """Keys that `fields` understands, of those that change what a model computes."""
+    """Keys that `fields` understands, of those that change a model's results."""
     when: Callable[[GgufKeys], bool] = lambda _keys: True
     """Chooses among families with the same name."""
     yarn: Mapping[str, Any] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Family:
     harmless: frozenset[str] = frozenset()
     """Fields that do not change the logits, besides `HARMLESS`."""
     fields_of: Callable[[Description], Mapping[str, Any]] = lambda _description: {}
-    """The inverse of `describe`, with which an engine's file is read: the fields that say what a description says.
+    """The inverse of `describe`, with which an engine's file is read: the fields of config.json for a description.
 
     Biases, activation and the share of channels that rotate are known without it."""
     spelling: Mapping[str, str] = field(default_factory=dict)

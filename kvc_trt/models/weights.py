@@ -21,7 +21,7 @@ CHUNK_ELEMENTS = 1 << 23
 """Elements in one chunk of rows: 32 MiB of float32."""
 
 ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM = "post_self_attn_layernorm", "post_mlp_layernorm"
-"""The norms of what attention and feed-forward add to the residual stream."""
+"""The norms of the updates that attention and feed-forward add to the residual stream."""
 
 POSITIONS = "model.embed_positions.weight"
 """The vectors of positions [positions,hidden], where they are learned."""

@@ -12,7 +12,8 @@ from kvc_trt.operators.schema import CACHE_FORMAT, SOFTMAX, Element, Operator, T
 from kvc_trt.operators.tensors import FP8_BOUNDS
 
 REVISION = 4
-"""Rises when a function of the library, or what an operator's attributes mean, changes: schemas do not show that."""
+"""Rises when a function of the library, or the meaning of an operator's attributes, changes: schemas do not show
+that."""
 
 NATIVE_LINEAR = "KvcLinear"
 """The native operator that stands for Gemm with a constant matrix. It is in no file, so it has no body: Gemm is its

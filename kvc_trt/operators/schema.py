@@ -151,7 +151,7 @@ class Operator:
     attends: bool = False
     """True if it computes a softmax of queries and keys that calls may give a cap and sinks (`softmax.py`)."""
     stores: bool = False
-    """True if it stores or reads vectors of a cache, so that what it computes depends on the cache's format."""
+    """True if it stores or reads vectors of a cache, so that its results depend on the cache's format."""
     form: CacheFormat | None = None
     """The format of the caches that it is over; None: they hold vectors as they are."""
     exact: Operator | None = None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvc_trt.profile.profiled_engine import ProfiledEngine
 
 STEPS = 8
-"""Steps in which the peak is looked for; the first one allocates what all of them work in."""
+"""Steps in which the peak is looked for; the first one allocates the memory that all of them work in."""
 
 
 @dataclass(frozen=True)

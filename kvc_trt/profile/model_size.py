@@ -33,7 +33,7 @@ class ParameterCount:
     """Parameters, grouped by how a decode step uses them."""
 
     linear: int
-    """Matrices inside the layers: read once per step, whatever the batch."""
+    """Matrices inside the layers: read once per step, for any batch."""
     lm_head: int
     """The output matrix, read once per step; if it is tied, this is the embedding table."""
     embedding: int

@@ -33,7 +33,7 @@ class LinearState:
     memory: Tensor
     """[B,H,Dk,Dv]: of each value head."""
     inputs: Tensor
-    """[B,kernel-1,channels]: what the convolution has read of the last tokens; zeros before a row's first."""
+    """[B,kernel-1,channels]: the convolution's inputs of the last tokens; zeros before a row's first."""
 
     @classmethod
     def empty(cls, part: Linear, rows: int, dtype: torch.dtype) -> LinearState:

@@ -16,7 +16,7 @@ import numpy as np
 from kvc_trt.errors import InputError, did_you_mean
 
 Encode = Callable[[str], list[int]]
-"""The token ids of a whole prompt, with what the tokenizer puts before one."""
+"""The token ids of a whole prompt, with the tokenizer's start tokens."""
 Score = Callable[[str, Sequence[str]], float]
 """A function that returns the score of an output, from 0 to 1, given the reference answers."""
 Reads = Literal["text", "ids"]

@@ -24,8 +24,8 @@ SMALLER = (1.0, 0.5)
 FORMATS = (AUTO, "int8", "int4")
 """Cache formats that are tried where none are named."""
 ALTERNATIVES = {"pool_kernel": ("pool_kernel=17",), "layer_budget": ("layer_budget=squeeze",)}
-"""By a setting that a policy may have: what is tried beside its own choice. The pool carries a vote over a number of
-seven digits, where SnapKV's own carries it over three."""
+"""By a setting that a policy may have: the alternatives tried beside its own choice. The pool carries a vote over a
+number of seven digits, where SnapKV's own carries it over three."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class TuneRequest:
     samples: int | None = None
     """Prompts to choose by, drawn from the file; None takes all."""
     max_new_tokens: int | None = None
-    """The longest answer; None is what each question says."""
+    """The longest answer; None is each question's own."""
     maximum_loss: float = 0.0
     """Share of right answers that a choice may lose against the whole cache beyond what chance explains."""
     maximum_divergence: float = DIVERGENCE

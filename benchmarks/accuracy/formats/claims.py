@@ -27,7 +27,7 @@ from kvc_trt.policies import BASELINE
 
 MIB = 1 << 20
 NEARLY = 0.9
-"""Share of what the whole cache answers from which a cache is said to answer still."""
+"""Share of the whole cache's right answers from which a cache counts as answering nearly as well."""
 ENOUGH = 16
 """Questions below which a cache is no part of a claim about bytes."""
 NAMED = 5

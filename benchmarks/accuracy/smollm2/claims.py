@@ -18,7 +18,7 @@ from benchmarks.accuracy.smollm2.stages import LEFT_OUT, ROCKETKV
 from benchmarks.page import bullet, paragraph, span
 
 NEARLY = 0.9
-"""Share of what the whole cache answers from which a method is said to answer still."""
+"""Share of the whole cache's right answers from which a method counts as answering nearly as well."""
 MIB = 1 << 20
 KINDS = {
     "query-aware": "on questions in the prompt",

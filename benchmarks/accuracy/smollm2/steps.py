@@ -38,7 +38,7 @@ COMMAND = "python -m benchmarks.accuracy.smollm2.steps"
 ROWS = 8
 """Rows of a step."""
 TRIES = 3
-"""So many times as many rounds as are asked for are made, for want of quiet ones."""
+"""At most this many times the rounds asked for are made, if too few of them are quiet."""
 
 
 @dataclass(frozen=True)

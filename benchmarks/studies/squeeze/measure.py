@@ -35,7 +35,7 @@ SUMMARY, MANUAL, NEEDLE = KINDS = ("summary of a log", "text of a manual", "need
 SAMPLES = 8
 """Prompts of each kind that are measured unless asked otherwise."""
 LENGTHS = {False: 512, True: 2048}
-"""Tokens of a prompt with what follows, without and with --long."""
+"""Tokens of a prompt with its continuation, without and with --long."""
 FOLLOWING = 48
 LONGEST = 4096
 SHARES = tuple(round(0.1 * tenth, 1) for tenth in range(1, 11))

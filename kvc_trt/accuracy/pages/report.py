@@ -20,7 +20,7 @@ class Bars:
     minimum_accuracy: float | None = None
     """Of the questions that the full cache answers, every cell that counts answers at least this share, 0..1.
 
-    Where answers only overlap with right ones, it scores at least this share of what the full cache does."""
+    Where answers only overlap with right ones, it scores at least this share of the full cache's score."""
     maximum_loss: float | None = None
     """Over all questions, no cell that counts answers less than the full cache by more than this share, 0..1."""
 

@@ -34,7 +34,7 @@ class DecoderOptions:
     block: int = PREFILL_BLOCK
     """The number of tokens per block of a prefill's projections and feed-forward."""
     turns: bool = False
-    """True if a prefill also returns what a turn needs."""
+    """True if a prefill also returns the state that a turn needs."""
     twin_of: PolicyParameters | None = None
-    """The parameters of the engine whose dense twin this is. What that engine runs by nodes, the twin does too, so that
-    both agree bit for bit."""
+    """The parameters of the engine whose dense twin this is. The twin runs by nodes the same parts as that engine, so
+    that both agree bit for bit."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvc_trt.runtime import Output
 
 _NARROW, _WIDE = 80, 160
-"""Columns of what goes to no terminal, and of what goes to a wide one."""
+"""Columns of output that goes to no terminal, and of output to a wide one."""
 
 
 def open_beside(given: RunArguments, engine: Engine, rows: int = 1) -> Side:

@@ -24,7 +24,7 @@ class Command:
     """Its placeholder in /help; empty: it takes none."""
     help: str
     run: Callable[[Talk, str], str | None]
-    """Return what is said of it; None ends the conversation. Raises KvcError for what cannot be done."""
+    """Return the text to show; None ends the conversation. Raises KvcError for a command that cannot be carried out."""
     argument_may_lack: bool = False
 
 

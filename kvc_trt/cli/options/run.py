@@ -119,4 +119,4 @@ _WRONG: tuple[tuple[Callable[[RunArguments], bool], str], ...] = (
         "--prefill-slice-ms goes with a batch of prompts, which is neither streamed nor typed",
     ),
 )
-"""Combinations of options that are refused, and what is said of each."""
+"""Combinations of options that are refused, each with its message."""

@@ -86,16 +86,18 @@ class Constants:
     squeeze_share: Share | None = None
     """If layer budgets are set per prompt: the share of prompt_budget that unimportant layers keep."""
     future_positions: Count = 0
-    """Positions after a prompt whose expected queries decide what is kept; 0 if the prompt's own queries decide."""
+    """Positions after a prompt whose expected queries decide which tokens are kept; 0 if the prompt's own queries
+    decide."""
     max_conversation_len: Count = 0
     """Logical positions of a conversation of several turns; 0: those of one prompt and one answer."""
 
     fp8_bounds: bool = False
     """True if page bounds are stored in fp8, rounded so that none promises less."""
     kv_cache: CacheFormatName = AUTO
-    """The format of what is kept (`models/cache_formats.py`), the same for all caches of an engine."""
+    """The format of the cache (`models/cache_formats.py`), the same for all caches of an engine."""
     by_length: bool = False
-    """True if what is kept and the pool kernel follow from each prompt's own length, not from the engine's longest."""
+    """True if the kept tokens and the pool kernel follow from each prompt's own length, not from the engine's
+    longest."""
     long_prompt: Count = 0
     """With `by_length`: the length from which `pool_kernel` holds; `short_pool_kernel` holds below it."""
     short_pool_kernel: Count = 0

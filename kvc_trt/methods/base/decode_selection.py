@@ -42,7 +42,7 @@ class DecodeSelection(ABC):
     name: str
     """The name that `PolicyParameters.decode_selection` records."""
     operators: tuple[Operator, ...] = ()
-    """The operators that a step may call, the usual one first; their state inputs define what the cache carries."""
+    """The operators that a step may call, the usual one first; their state inputs define the cache's state."""
     evicts_while_decoding = False
     """True if a step drops one token for each that it appends, so that caches never fill up."""
     drops_before_append = False

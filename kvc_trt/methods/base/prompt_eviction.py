@@ -61,7 +61,7 @@ class PromptEviction(ABC):
     keeps_whole = False
     """True if every token is kept beside the cache that a step reads, so that turns can choose from all."""
     slides = False
-    """True if it keeps the window of a layer that the model lets slide: no policy chooses what that is."""
+    """True if it keeps the window of a layer that the model lets slide: no policy chooses it."""
     any_softmax = False
     """True if it chooses rightly where logits of attention are capped or have sinks; otherwise such models are refused.
     """

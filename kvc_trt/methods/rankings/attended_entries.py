@@ -23,7 +23,7 @@ from kvc_trt.methods.rankings.rounding import RELATIVE_ROUNDING, SMALLEST_NORMAL
 Array = NDArray[Any]
 _QUERIES_AT_A_TIME = 256
 _HALF_A_STEP = 2.0**-24
-"""Of float32, relative: what is smaller beside a number vanishes in their sum."""
+"""Of float32, relative: a smaller share of a number vanishes when it is added to it."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ class AttendedEntries(WeighedEntries):
     """[G,n,D]"""
     recent: int
     received: Array | None = None
-    """[G,n] what each had received before; None: nothing."""
+    """[G,n] attention that each had received before; None: nothing."""
     of_layer: bool = False
     """True where all KV heads share one list, by the sum over all query heads."""
 

@@ -60,13 +60,13 @@ _NEUTRAL: Mapping[str, tuple[Scalar, ...]] = {
     "rope.scaling.yarn_ext_factor": (1.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
-"""Keys that change what a model computes, and the values with which they do not: the only ones that graphs compute,
-unless a family reads the key (`GgufArchitecture.reads`)."""
+"""Keys that change a model's results, and the values with which they do not: the only ones that graphs compute, unless
+a family reads the key (`GgufArchitecture.reads`)."""
 _YARN = {
     "original_max_position_embeddings": "original_context_length", "attention_factor": "yarn_attn_factor",
     "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow",
 }  # fmt: skip
-"""Field of YaRN's settings -> key under `rope.scaling`; what is absent has the value that it has in config.json."""
+"""Field of YaRN's settings -> key under `rope.scaling`; an absent key has the default of config.json."""
 _DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 

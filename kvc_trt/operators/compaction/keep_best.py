@@ -34,7 +34,7 @@ class KeptValues:
     positions: Value
     """INT64 [B,G,n]: their prompt positions, ascending; undefined for padding."""
     outputs: dict[str, Value]
-    """The operator's outputs k_cache, v_cache and what their format adds, cache_lengths and indices."""
+    """The operator's outputs k_cache, v_cache with the tensors that their format adds, cache_lengths and indices."""
 
 
 def keep_best(

@@ -20,7 +20,7 @@ class Limit:
     """The memory that caches may take, and the number of rows that share it."""
 
     memory: int | None
-    """Bytes of all rows' caches together on each GPU; None: what weights and all else leave of a GPU's memory."""
+    """Bytes of all rows' caches together on each GPU; None: the memory of a GPU less weights and all else."""
     rows: int
 
 

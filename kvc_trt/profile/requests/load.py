@@ -47,7 +47,7 @@ class Load:
     input_len: Lengths | None = None
     """Tokens of prompts; None is the engine's longest prompt."""
     output_len: Lengths | None = None
-    """Tokens of answers; None is the engine's longest answer, or what the lines of `data` say."""
+    """Tokens of answers; None is the engine's longest answer, or that of the lines of `data`."""
     request_rate: float = math.inf
     """Requests per second, which arrive as a Poisson process; infinite: all at once."""
     rows: int | None = None

@@ -54,7 +54,7 @@ class Tokens(NamedTuple):
 
 
 ReadBack: TypeAlias = "Callable[[Tokens, Tensor, Tensor], tuple[Tensor, Tensor]]"
-"""Returns what a cache gives back of the exact keys and values [B,heads,n,D] of some tokens."""
+"""Returns the exact keys and values [B,heads,n,D] of some tokens as a cache reads them back."""
 
 
 class LayerCaches:

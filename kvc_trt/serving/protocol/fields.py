@@ -43,7 +43,7 @@ class Field:
     name: str
     fate: Fate
     words: str
-    """The field's effect, the reason that it has none, or what a client should do instead."""
+    """The field's effect, the reason that it has none, or the alternative for a client."""
     endpoints: frozenset[Endpoint] = BOTH
     harmless: tuple[object, ...] = ()
     """Values of a refused field that are accepted, because they ask for nothing."""

@@ -51,7 +51,7 @@ class Record:
     messages: tuple[Mapping[str, str], ...] = ()
     """A conversation in place of context and question; it ends with a user's message."""
     answers: tuple[str, ...] | None = None
-    """None: nobody says what is right."""
+    """None: no right answers are given."""
     score: str = DEFAULT_SCORE
     classes: tuple[str, ...] = ()
     max_new_tokens: int = MAX_NEW_TOKENS

@@ -35,7 +35,7 @@ class Match:
     matched: int
     compared: int
     near_equal: int
-    """Rows that first differ where two logits nearly tie; what follows is another sentence and is not compared."""
+    """Rows that first differ where two logits nearly tie; the rest is another sentence and is not compared."""
     by_choice: int
     """Rows that first differ after a near-tie choice that was judged and forced on the reference; likewise."""
     unexplained: int

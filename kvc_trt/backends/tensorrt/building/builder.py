@@ -95,7 +95,7 @@ class PlanReport:
     """The contents of a built plan."""
 
     notes: tuple[tuple[str, str], ...]
-    """(lowering pass, what it did)"""
+    """(lowering pass, its note)"""
     plugins: dict[str, int]
     """Plugin layers by operator."""
     warnings: tuple[str, ...]

@@ -16,7 +16,7 @@ from kvc_trt.backends.tensorrt.lowering.turns import mask_turn_attention, write_
 from kvc_trt.backends.tensorrt.lowering.widths import write_out_widths
 
 Pass = Callable[[ModelProto, Installation], list[str]]
-"""Changes the model in place and returns what it did, one line per kind of change."""
+"""Changes the model in place and returns one line per kind of change."""
 
 EXECUTABLE_PASSES: tuple[Pass, ...] = (
     check_operators,
@@ -47,7 +47,7 @@ class Lowered:
 
     model: ModelProto
     notes: tuple[tuple[str, str], ...]
-    """(pass, what it did)"""
+    """(pass, its note)"""
 
 
 def lower(model: ModelProto, *, tensorrt: tuple[int, int], plugins: frozenset[str]) -> ModelProto:

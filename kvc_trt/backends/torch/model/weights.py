@@ -80,7 +80,7 @@ _JOINED = {
     r"^(self_attn)\.[qkv]_proj\.": r"\1.qkv_proj.",
     r"^(mlp.*)\.(gate|up)_proj\.": r"\1.gate_up_proj.",
 }
-"""Names of a layer's tensors whose rows stand together -> the name of what holds them."""
+"""Names of a layer's tensors whose rows stand together -> the name of the joint tensor."""
 
 
 def joined_names(config: ModelConfig, layer: int = 0) -> list[tuple[str, list[str]]]:

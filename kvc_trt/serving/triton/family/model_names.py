@@ -160,4 +160,4 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "bad_words_list": "give texts in bad_words",
     }
 )
-"""Fields of the family that no engine here supports -> the reason, or what to do instead."""
+"""Fields of the family that no engine here supports -> the reason, or the alternative."""
