@@ -50,7 +50,7 @@ from kvc_trt.operators.shapes import HeadShape, Layout
 TOKEN_BUDGET = 512
 NEW_TOKENS = 128
 NATIVE = "_native"
-"""Behind the name of a side that the native operators compute."""
+"""The suffix of the name of a side that the native operators compute."""
 ROOM = 64
 """Free slots of every cache while it is measured."""
 MODEL = ModelConfig(

@@ -197,7 +197,7 @@ def report(row: dict[str, Any]) -> None:
 
 
 def write(row: dict[str, Any], tokens: int) -> None:
-    """Beside the rows of other weights that were measured before, each with the commit that it ran at."""
+    """Write the rows beside those of other weights measured before, each with the commit that it ran at."""
     shape, path, native = SIDES["dense"], store.recorded_path("experts"), native_operators()
     earlier = store.read(path)["rows"] if path.exists() else []
     result = {

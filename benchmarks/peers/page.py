@@ -162,7 +162,7 @@ def _percent(scores: Sequence[float]) -> str:
 
 
 def _fastest(points: Mapping[PointKey, Sequence[Row]]) -> str:
-    """At every point, our best step and the best of the others."""
+    """Return our best step and the best of the others, at every point."""
     chosen = {
         key: [one for ours in (True, False) for one in [row for row in measured if row.ours == ours][:1]]
         for key, measured in points.items()

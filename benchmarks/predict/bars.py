@@ -49,7 +49,7 @@ class Bar:
 
     @property
     def met_of_published(self) -> bool:
-        """The same for the floor at the published bandwidth; where there is none, as `met`."""
+        """`met`, judged by the floor at the published bandwidth if there is one."""
         return self.met if self.of_published is None else self._meets(self.of_published)
 
     def _meets(self, value: float) -> bool:

@@ -70,9 +70,9 @@ class Work:
     instructions: float
     """Instructions of all its warps."""
     products: float
-    """Those of them that are products on tensor cores (mma.sync)."""
+    """Instructions that are products on tensor cores (mma.sync)."""
     exchanges: float
-    """Those that are shuffles, votes and loads of matrices."""
+    """Instructions that are shuffles, votes and loads of matrices."""
     barriers: float
     """__syncthreads of the block."""
     cluster_barriers: float

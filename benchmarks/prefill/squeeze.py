@@ -153,7 +153,7 @@ def report(row: dict[str, Any]) -> None:
 
 
 def write(policy: str, row: dict[str, Any]) -> None:
-    """Beside the lengths that were measured before, each with the commit that it ran at."""
+    """Write the lengths beside those measured before, each with the commit that it ran at."""
     name = "squeeze_prefill" if policy == POLICY else f"squeeze_prefill_{policy}"
     path = store.recorded_path(name)
     earlier = store.read(path)["lengths"] if path.exists() else []

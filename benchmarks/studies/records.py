@@ -17,7 +17,7 @@ from kvc_trt.files.atomic import write_whole
 
 FOLDER = "studies"
 DIGITS = 4
-"""Behind the point, of every number that is kept."""
+"""Decimal places of every number that is kept."""
 Record = dict[str, Any]
 
 

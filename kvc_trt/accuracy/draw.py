@@ -69,7 +69,7 @@ class QuestionDraw:
         return task(name)
 
     def count_of(self, name: str) -> int:
-        """The same number for every task."""
+        """Return the number of samples, which is the same for every task."""
         return self.samples if self.asked is None else min(self.asked, self.samples)
 
     def room(self, name: str) -> int | None:

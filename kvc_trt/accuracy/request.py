@@ -59,7 +59,7 @@ class AccuracyRequest:
     samples: int | None = None
     """Questions of a group; None is SAMPLES generated ones, or all of a file's."""
     seed: int = 0
-    """Of generated questions; those of a file have none."""
+    """Seed of generated questions; those of a file have none."""
     data: str | PathLike[str] | None = None
     """A file of one's own questions (docs/data.md), in place of generated tasks; `tasks` are then its sets."""
     truncate: Truncate | None = None

@@ -59,9 +59,9 @@ class PreparedCall:
     filled: bytes
     """The struct with its numbers; addresses are 0."""
     outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
-    """Those that the call makes: name, shape, type."""
+    """The outputs that the call makes: name, shape, type."""
     extents: tuple[tuple[str, int, bool], ...]
-    """Of each input: its name, the bytes from its first to its last, and if the call writes it."""
+    """Each input's name, the bytes from its first to its last, and if the call writes it."""
     workspace_bytes: int
 
 

@@ -54,7 +54,7 @@ class StoredTables:
 
     form: CacheFormat
     keys: tuple[Tensor, ...]
-    """Their parts."""
+    """The parts of the keys."""
     values: tuple[Tensor, ...]
 
     @classmethod
@@ -72,7 +72,7 @@ class StoredTables:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """Those of the keys, then those of the values."""
+        """The parts of the keys, then those of the values."""
         return self.keys + self.values
 
     def map(self, change: Callable[[Tensor], Tensor]) -> StoredTables:

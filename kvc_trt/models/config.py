@@ -215,7 +215,7 @@ class Description:
     """The factor of the updates that attention and feed-forward add to the residual stream."""
     logit_scale: float = 1.0
     logit_softcap: float | None = field(default=None, repr=False)
-    """The same bound on the logits of the vocabulary, after their scale."""
+    """The soft cap of the logits of the vocabulary, after their scale."""
 
     @property
     def later_parts(self) -> dict[str, object]:

@@ -114,7 +114,7 @@ class BesideImages:
 
     name: str
     model_type: str
-    """Of its `text_config`."""
+    """The model_type of its `text_config`."""
     absent: Mapping[str, Any] = field(default_factory=dict)
     """Transformers' defaults for fields that published files leave out, where `Family.fields` has none or another."""
 

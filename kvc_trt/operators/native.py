@@ -19,7 +19,7 @@ NATIVE_LINEAR = "KvcLinear"
 """The native operator that stands for Gemm with a constant matrix. It is in no file, so it has no body: Gemm is its
 specification."""
 NATIVE_NARROW_LINEAR = "KvcNarrowLinear"
-"""The same for a few tokens: it takes little more time than reading the matrix once."""
+"""A float32 product for a few tokens: it takes little more time than reading the matrix once."""
 
 
 def native_name(operator: str, attributes: Mapping[str, int]) -> str:

@@ -89,7 +89,7 @@ class Tables:
 
     @property
     def parts(self) -> tuple[Value, ...]:
-        """Those of the keys, then those of the values."""
+        """The parts of the keys, then those of the values."""
         return self.keys.parts + self.values.parts
 
     def map(self, change: Callable[[Value], Value]) -> Tables:

@@ -48,7 +48,7 @@ RTX_PRO_6000 = Accelerator(
 HOPPER = (H100, H200)
 """The GPUs that are shown where none is named."""
 ACCELERATORS = {"h100": H100, "h200": H200, "a100": A100, "l40s": L40S, "b200": B200, "rtx-pro-6000": RTX_PRO_6000}
-"""By the names that `--gpu` takes."""
+"""GPUs by the names that `--gpu` takes."""
 
 _GIVEN = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9 ._-]{0,31})=([^,]+),([^,]+),([^,]+)")
 _NUMBER = re.compile(r"[0-9]{1,7}(\.[0-9]{1,6})?")

@@ -22,7 +22,7 @@ _INFINITE = float("inf")
 
 
 class Client(Enum):
-    """Those who may name a rule in their own way."""
+    """Clients that may name a rule in their own way."""
 
     COMMAND_LINE = "options of kvc-trt run"
     PYTHON = "keywords of Engine.generate, and fields of kvc_trt.Sampling"

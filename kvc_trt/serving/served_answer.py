@@ -22,7 +22,7 @@ class End:
     kept_tokens: int
     """The number of stored tokens, summed over all caches."""
     logical_tokens: int
-    """The same sum if caches kept every token that the model has seen."""
+    """The sum over all caches if they kept every token that the model has seen."""
     reused_tokens: int
     """The number of tokens of a shared prefix, which were not computed again."""
     kv_proof: Proof | None = None

@@ -61,7 +61,7 @@ class TaskSample:
 
     @property
     def first(self) -> TaskSample:
-        """The same context with the question that is asked before this one, of a task that asks twice."""
+        """The context with the question that is asked before this one, for a task that asks twice."""
         asked = self.meta["first"]
         return replace(self, question=asked["question"], answers=tuple(asked["answers"]), meta={})
 

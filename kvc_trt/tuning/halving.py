@@ -27,7 +27,7 @@ class Round:
     stayed: tuple[Candidate, ...]
     """The best first."""
     dropped: Mapping[Candidate, Candidate]
-    """By candidate that goes: the one that is better than it, or as good in no more bytes."""
+    """For each candidate that goes, the one that is better, or as good in no more bytes."""
 
 
 def rounds(prompts: int) -> Iterator[int]:

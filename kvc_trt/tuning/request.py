@@ -53,7 +53,7 @@ class TuneRequest:
     maximum_divergence: float = DIVERGENCE
     """The largest divergence of a choice from the whole cache in nats per token, if no answers are known."""
     seed: int = 0
-    """Of the order in which prompts are asked."""
+    """Seed of the order in which prompts are asked."""
 
     @property
     def row_limit(self) -> int:

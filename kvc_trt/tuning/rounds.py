@@ -38,7 +38,7 @@ class Standing:
     cells: Mapping[CellKey, Cell]
     groups: tuple[QuestionGroup, ...]
     rounds: tuple[Round, ...]
-    """Those that are over."""
+    """The rounds that are over."""
 
     @property
     def left(self) -> tuple[Candidate, ...]:

@@ -19,7 +19,7 @@ class Thresholds:
     """Operator outputs: the largest absolute error, divided by the largest reference value (at least 1); for bfloat16
     outputs the error before they were rounded (`array_errors.differences`)."""
     prompt_error: float
-    """The same figure for attention over a prompt, on inputs of the type in which prefill computes."""
+    """The largest error of attention over a prompt, on inputs of the type in which prefill computes."""
     logits_max_error: float
     """Teacher-forced logits: the largest absolute error, divided by the largest reference logit (at least 1)."""
     logits_mean_kl: float

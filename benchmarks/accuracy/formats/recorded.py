@@ -52,7 +52,7 @@ class Formats:
 
     @property
     def groups(self) -> list[Group]:
-        """Those that were asked, in the order of `answers.GROUPS`."""
+        """Return the groups that were asked, in the order of `answers.GROUPS`."""
         return self.answered.groups
 
     def cell(self, group: Group, method: str, form: str, budget: int | None) -> Answered | None:

@@ -95,7 +95,7 @@ class Comparison:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Those that were asked, in the order of the answers."""
+        """Return the groups that were asked, in the order of the answers."""
         return list(dict.fromkeys(cell.group for cell in self.cells if cell.side == OURS))
 
     @cached_property

@@ -40,7 +40,7 @@ class Stage:
     lengths: tuple[int, ...] = (2048,)
     framings: tuple[str, ...] = (CHAT,)
     policies: tuple[str, ...] = CLAIMED
-    """Beside the whole cache; none asks that alone."""
+    """Policies beside the whole cache; with none, it is asked alone."""
     modes: tuple[str, ...] = MODES
     asked: int = SAMPLES
 

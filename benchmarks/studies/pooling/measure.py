@@ -25,7 +25,7 @@ NAME = "pooling"
 TASK = "niah-single-2-prose"
 LONGEST = 8192
 NEEDLES = 4
-"""At each length and depth, that are hidden unless asked otherwise."""
+"""The number hidden at each length and depth unless asked otherwise."""
 NO_POOL = "none"
 WINDOWS = (16, 32, 64)
 POOLS = ((NO_POOL, 1), ("max", 5), ("max", 7), ("max", 9), ("max", 17), ("avg", 5), ("avg", 17))

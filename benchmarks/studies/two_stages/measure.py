@@ -29,7 +29,7 @@ NAME = "two_stages"
 TASK = "niah-single-1"
 LONGEST = 8192
 NEEDLES = 8
-"""At each length, that are hidden unless asked otherwise."""
+"""The number hidden at each length unless asked otherwise."""
 LENGTHS = {2048: 1.0, 4096: 0.5, 8064: 0.125}
 """Lengths of prompt and answer, and the share of needles that are hidden there; 8064 leaves room for the answer."""
 SINKS = 4

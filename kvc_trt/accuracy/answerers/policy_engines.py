@@ -55,7 +55,7 @@ class ChosenModel:
     choice: ModelChoice
     source: ModelSource
     weights: str
-    """Their format in engines, fp32 to int4."""
+    """The format of the weights in engines, fp32 to int4."""
     given: Mapping[str, str]
     """The model and, if it was named, the checkpoint, as a build takes them."""
 
@@ -137,14 +137,14 @@ class PolicyEngines:
         self._backend = program_backend()
         self._threads = threads or usable_cores()
         self._stored = {longest_sequence(chosen.config): self._opened(self._file)}
-        """By the number of positions of their rotary tables."""
+        """Weight files by the number of positions of their rotary tables."""
         self.workers = 1 if threads is None else max(1, usable_cores() // threads)
         copied = GraphWeights(self._file).quantised
         self._stays_open = not copied or self._file.size <= COPIED_WEIGHTS
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}
         self._asked: dict[tuple[Variant, Room], None] = {}
-        """Those that were opened to be asked, the latest last."""
+        """The variants and rooms opened to be asked, the latest last."""
         self._resolved: dict[tuple[Variant, Room], PolicyParameters] = {}
         self._cosines: Cosines = {}
         self._opening = threading.Lock()

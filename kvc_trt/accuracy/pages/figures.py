@@ -51,7 +51,8 @@ def kind_of(policy: str) -> str:
 
 
 def style_of(policy: str) -> Style:
-    """By the policy's place among those of its kind: colours repeat after seven, with another line and marker."""
+    """Choose the style by the policy's place among those of its kind: colours repeat after seven, with another line and
+    marker."""
     place = _places().get(policy.partition(":")[0], 0) + (len(COLOURS) + 3 if ":" in policy else 0)
     count = len(COLOURS)
     return Style(COLOURS[place % count], _MARKERS[place % len(_MARKERS)], _LINES[place // count % len(_LINES)])

@@ -54,7 +54,7 @@ class PublishedSets:
     names: tuple[str, ...]
     """The data sets, as a converted file names them."""
     by_model: dict[str, dict[str, tuple[float, ...]]]
-    """By the name of the model, then by policy: one score per data set."""
+    """One score per data set, by the name of the model, then by policy."""
 
     def of(self, model: str) -> dict[str, tuple[float, ...]]:
         """The scores of a model, by policy; empty for one that is not measured."""

@@ -149,7 +149,7 @@ class BuilderApi:
     default_net: Callable[[], Any]
     """The network of the enclosing net_guard (tensorrt_llm.Network)."""
     default_trtnet: Callable[[], tensorrt.INetworkDefinition]
-    """The same network as a TensorRT object."""
+    """The network as a TensorRT object."""
     tensorrt: Any
     """The tensorrt module."""
 

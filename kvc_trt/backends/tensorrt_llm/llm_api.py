@@ -164,7 +164,7 @@ class Traffic:
 
     ours: float
     theirs: float
-    """The same count for the exported numbers."""
+    """The pairs that a step reads by the exported numbers."""
     at_most: float | None
     """Count for its kernels: both bounds of every channel, and all blocks that selected pages touch.
 

@@ -17,7 +17,7 @@ from kvc_trt.sizes import readable_size
 LEAST_ADDRESS_SPACE = 512 << 20
 """With less, libraries end the process while they are loaded, each in its own way and some without a word."""
 _LEAST_FOR = {"torch": 1 << 30}
-"""The same for libraries that only some commands load, by module."""
+"""The least memory for libraries that only some commands load, by module."""
 
 _NO_MEMORY = "free some memory, raise the limit (ulimit -v), or take a shorter prompt or a smaller batch"
 _NO_THREADS = "raise the limits of memory and processes (ulimit -v, ulimit -u), or take fewer --threads"

@@ -117,7 +117,7 @@ def _shares(parameters: PolicyParameters, kept: int) -> str:
 
 
 def _span(parameters: PolicyParameters, more: int) -> str:
-    """From the smallest layer budget to the largest, each with as many slots `more`."""
+    """Write the range from the smallest layer budget to the largest, each plus `more` slots."""
     assert parameters.layer_budgets is not None
     budgets = parameters.layer_budgets[parameters.skip_layers :] or (parameters.prompt_budget,)
     low, high = min(budgets) + more, max(budgets) + more

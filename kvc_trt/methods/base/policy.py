@@ -23,7 +23,7 @@ class Formula:
     """Published formulas of a method: storage and traffic as fractions of dense, given the compression c."""
 
     storage: Callable[[float], float] | None
-    """None where the published one is of another division of the budget."""
+    """None where the published formula is for another division of the budget."""
     traffic: Callable[[float], float]
 
 

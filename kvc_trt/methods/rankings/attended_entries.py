@@ -23,7 +23,7 @@ from kvc_trt.methods.rankings.rounding import RELATIVE_ROUNDING, SMALLEST_NORMAL
 Array = NDArray[Any]
 _QUERIES_AT_A_TIME = 256
 _HALF_A_STEP = 2.0**-24
-"""Of float32, relative: a smaller share of a number vanishes when it is added to it."""
+"""Half a rounding step of float32, relative: a smaller share of a number vanishes when it is added to it."""
 
 
 @dataclass

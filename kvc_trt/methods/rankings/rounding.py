@@ -21,7 +21,7 @@ Int64 = NDArray[np.int64]
 
 RELATIVE_ROUNDING = 2.0**-20
 SMALLEST_NORMAL = 2.0**-126
-"""Of float32. Below it an executor may round to fixed steps of 2^-149, or to 0."""
+"""The smallest normal float32. Below it an executor may round to fixed steps of 2^-149, or to 0."""
 LARGEST_EXPONENT = 600.0
 """An exponent whose exponential is still finite, and moves a score anywhere."""
 _PRODUCTS_AT_A_TIME = 8

@@ -54,7 +54,7 @@ def linear_fields(keys: GgufKeys) -> Mapping[str, Any]:
 
 
 Heads = Callable[[Linear], NDArray[np.int64]]
-"""Of each value head of ours, its place in the file."""
+"""For each value head of ours, its place in the file."""
 
 
 def as_they_are(part: Linear) -> NDArray[np.int64]:
@@ -84,11 +84,11 @@ class _Order(NamedTuple):
 
     heads: NDArray[np.int64]
     channels: NDArray[np.int64]
-    """Of all value heads."""
+    """Channels of all value heads."""
     values: NDArray[np.int64]
-    """Of the same channels behind queries and keys."""
+    """Places of these channels behind queries and keys."""
     mixed: NDArray[np.int64]
-    """Of queries, keys and values."""
+    """Places of the channels of queries, keys and values."""
 
     @classmethod
     def of(cls, part: Linear, heads: NDArray[np.int64]) -> _Order:

@@ -31,7 +31,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """The numbers of four bits: a sign, two bits of exponent, one of mantissa."""
 _NAN, _BIAS = 255, 127
-"""Of E8M0: the byte that is no number, and the exponent of 1."""
+"""In E8M0, the byte that is no number, and the exponent of 1."""
 
 
 def is_mxfp4(quantisation: object) -> bool:
@@ -52,7 +52,7 @@ class _Part(NamedTuple):
     outputs: int
     """Output channels of the stored tensor."""
     columns: int | None
-    """Of a matrix; None for a bias."""
+    """Columns of a matrix; None for a bias."""
 
 
 class FusedExperts:

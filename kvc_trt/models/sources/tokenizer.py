@@ -25,7 +25,8 @@ stand for, the prompt that a conversation becomes, and the tokens that end an an
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Those of `TOKENIZER_FILES` that exist in a checkpoint; InputError for one that is too large or leads away."""
+    """Return the files of `TOKENIZER_FILES` that exist in a checkpoint; InputError for one that is too large or leads
+    away."""
     found = [contained(directory, name) for name in TOKENIZER_FILES if os.path.exists(directory / name)]
     for path in found:
         check_size(path.name, path.stat().st_size, str(path))

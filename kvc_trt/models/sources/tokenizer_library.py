@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _TRIED_TEXTS = ("", "a", " a b\n", "The key is 12-34, he said.\t\u00e9 \u2603 \u4f60\u597d", "x" * 300)
 _TRIED_TOKENS = 64
-"""Of the added tokens and of each end of the vocabulary: a file is tried on each of them alone when it is loaded."""
+"""The number of added tokens, and of tokens at each end of the vocabulary, on which a file is tried one by one when it
+is loaded."""
 _LONG_TEXT = 1 << 14
 """Characters, encoded in about 10 ms."""
 

@@ -38,7 +38,7 @@ class Run:
     """All requests of one run."""
 
     seconds: float
-    """From the first request until the last answer is whole."""
+    """The time from the first request until the last answer is whole."""
     answered: tuple[Answered, ...]
 
 

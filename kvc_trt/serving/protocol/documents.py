@@ -16,7 +16,7 @@ _NAMES = {
     Endpoint.CHAT: ("chatcmpl", "chat.completion", "chat.completion.chunk"),
     Endpoint.COMPLETIONS: ("cmpl", "text_completion", "text_completion"),
 }
-"""By endpoint: the prefix of ids, the type of a response, and that of a chunk."""
+"""The prefix of ids, the type of a response, and that of a chunk, by endpoint."""
 
 
 class Documents:

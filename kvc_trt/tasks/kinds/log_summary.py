@@ -25,7 +25,7 @@ from kvc_trt.tasks.words import ADJECTIVES, NOUNS, PEOPLE, PLACES, prose
 NAME = "log-summary"
 MAX_NEW_TOKENS = 128
 PURCHASES = 6
-"""At most; three fit in 64 tokens of SmolLM2's."""
+"""The most purchases in a log; three fit in 64 tokens of SmolLM2's."""
 PRICES = (100, 999)
 
 INTRODUCTION = (

@@ -28,7 +28,7 @@ COUNTS = ("one", "two", "three", "four")
 TIMES = ("first", "then", "later", "finally")
 DEPTHS = 40
 MAX_NEW_TOKENS = 48
-"""Of the tasks that a shipped model learns: its answers end sooner than those of the original."""
+"""The longest answer in tasks that a shipped model learns: its answers end sooner than those of the original."""
 RULER_TOKENS = 128
 
 

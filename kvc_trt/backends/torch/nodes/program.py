@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvc_trt.operators.shapes import Layout
 
 Tensors = Mapping[str, Tensor]
-"""By name."""
+"""Tensors by name."""
 
 
 class Scope(dict[str, Tensor]):

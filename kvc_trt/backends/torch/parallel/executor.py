@@ -146,7 +146,7 @@ class ParallelExecutor(ExecutorBase):
 
     @property
     def draws(self) -> bool:
-        """As `TorchExecutor.draws`, of the ranks' devices."""
+        """True if the ranks' devices draw tokens."""
         return self._group.device == "cuda" and DEVICE_SAMPLING.is_on
 
     def decode_drawn(

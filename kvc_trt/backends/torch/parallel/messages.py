@@ -63,7 +63,7 @@ class Failed:
     message: str
     hint: str | None
     exit_code: int | None
-    """That of a `KvcError`; None for any other exception."""
+    """The exit code of a `KvcError`; None for any other exception."""
     intact: bool
     """True if the rank had not yet begun to exchange anything in this call, so that the next one can follow."""
     traceback: str = ""
