@@ -91,11 +91,11 @@ def _conversation(plan: Plan) -> str:
 def _context(plan: Plan) -> str:
     context = plan["context"]
     if context["shared_by_default"]:
-        shared = "prompts share them automatically, without loss"
+        shared = "prompts share it automatically, without loss"
     elif context["query_agnostic"]:
-        shared = "shared on request; the kept tokens do not depend on the questions"
+        shared = "shared on request; kept tokens do not depend on questions"
     else:
-        shared = "shared on request; the kept tokens were chosen before the questions"
+        shared = "shared on request; kept tokens were chosen before questions"
     size = readable_size(context["bytes"])
     return f"stored context or prefix of {number(context['tokens'])} tokens: {size} ({shared})"
 
