@@ -221,17 +221,17 @@ class HeavyHitters(DropWorstBesideRecent):
         step = self.select(float32(case.query), cache, rule)
         assert step.kept is not None
         assert step.scores is not None
-        chosen = []
+        lists = []
         for row, kept in enumerate(step.kept):
             stay = np.sort(np.where(slot_positions[row] < 0, np.iinfo(np.int32).max, slot_positions[row]), axis=-1)
             m = lengths[row]
             attended = AttendedEntries(
                 case.query[row, :, None], keys[row, :, :m], rule.recent, before["scores"][row, :, :m]
             )
-            chosen.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),), attended))
+            lists.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),), attended))
         kept_scores = np.where(slot_positions >= 0, step.scores.numpy(), 0)
         return Found(
-            chosen=chosen,
+            lists=lists,
             moved=((k_cache, keys), (v_cache, values)),
             computed=((output, step.output.numpy()), (new_scores, kept_scores)),
         )

@@ -217,5 +217,5 @@ def _judge_selection(
     rows = len(lengths)
     keys, values = read_caches(executor.buffers, site.name, site.parameters.cache_format, rows)
     query, output, selected = map(executor.exposed, (*op.inputs, *op.outputs))
-    read = ReadByStep(keys, values, lengths, output, selected, softmax)
-    return compare_step(query, read, site.parameters, exact=True, truncates=truncates)
+    read = ReadByStep(query, keys, values, lengths, output, selected, softmax)
+    return compare_step(read, site.parameters, exact=True, truncates=truncates)

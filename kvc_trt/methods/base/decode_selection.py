@@ -208,11 +208,11 @@ class DecodeSelection(ABC):
             [pair for element, pair in state if (element in (CACHE, BOUND)) is copied] for copied in (True, False)
         )
         if "selected" in found:
-            choice = ReadByStep(keys, values, lengths, found["output"], found["selected"], case.softmax)
-            return Found((choice,), moved, computed)
+            read = ReadByStep(case.query, keys, values, lengths, found["output"], found["selected"], case.softmax)
+            return Found(read=(read,), moved=moved, computed=computed)
         cache = self.layer_cache(float32(keys), float32(values), torch.from_numpy(lengths), rule, case.softmax)
         expected = self.select(float32(case.query), cache, rule).output.numpy()
-        return Found((), moved, [(found["output"], expected), *computed])
+        return Found(moved=moved, computed=[(found["output"], expected), *computed])
 
 
 def decode_selection(name: str) -> DecodeSelection:

@@ -202,7 +202,7 @@ def judged_as(
     if "slot_positions" in found:
         moved.append((found["slot_positions"], indices))
     return Found(
-        chosen=[
+        lists=[
             ExactList(
                 row,
                 indices[row, :, :width],

@@ -140,8 +140,8 @@ def test_a_rank_chooses_as_the_reference_on_its_inputs(ranks, make_program, on_s
         compared = judge_compaction(sites[layer], got, several.exposed(f"indices.{layer}"), batch)
         query, attended, selected = (several.exposed(f"{name}.{layer}") for name in ("query", "attended", "selected"))
         keys, values = (several.buffers[f"{kind}_cache.{layer}"][:3] for kind in "kv")
-        given = ReadByStep(keys, values, step[2][layer] + 1, attended, selected)
-        read, error = compare_step(query, given, sites[layer].parameters, exact=True)
+        given = ReadByStep(query, keys, values, step[2][layer] + 1, attended, selected)
+        read, error = compare_step(given, sites[layer].parameters, exact=True)
         assert not compared.wrong
         assert not read.wrong
         assert error <= 1e-5
