@@ -72,7 +72,10 @@ if TYPE_CHECKING:
 
 
 class MostAttended(BestBesideRecent):
-    """Keep the last tokens of a prompt and the others that its queries attended to most."""
+    """Keep the last tokens of a prompt and the others that its queries attended to most.
+
+    Its operator writes the score alone, like those of other scored evictions. Its isolated runs are its own, because
+    all queries of a prompt make the score, and because the score of what stays is a result too."""
 
     name = "heavy-hitters"
     operators = (COMPACT_HEAVY_HITTERS,)
