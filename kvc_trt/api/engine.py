@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+from kvc_trt.api.contexts import read_prompt, turn_logits
 from kvc_trt.api.conversations import open_conversation
 from kvc_trt.api.keywords import check_fields
 from kvc_trt.api.memory_plan import memory_plan
@@ -18,7 +19,6 @@ from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import backend, open_engine, runner, session_of
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.contexts import packing_of, read_context, write_context
-from kvc_trt.errors import InputError
 from kvc_trt.profile.request import (
     DEFAULT_BATCHES,
     DEFAULT_STEPS,
@@ -27,11 +27,9 @@ from kvc_trt.profile.request import (
     default_contexts,
 )
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.proof import Proof, read_proof
 from kvc_trt.runtime.executor import ClosingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.speculation.settings import Speculation
-from kvc_trt.verify.recording import record_report
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.profile.requests.load import LoadSettings
+    from kvc_trt.proof import Proof
     from kvc_trt.runtime import Context, Event, Output, Scheduler, Session
     from kvc_trt.runtime.chat.conversation import Conversation
     from kvc_trt.verify.proofs.report import ProofReport
@@ -256,20 +255,7 @@ class Engine:
         With `context`, the prompt continues that one. `generate` and `stream` start from a context without computing
         its tokens again. Raises InputError as they do.
         """
-        ids, is_batch = prompt_ids(self.directory, prompt, continues=context is not None)
-        if is_batch:
-            raise InputError(f"a context is of one prompt, found a list of {len(ids)}")
-        session = self.session()
-        session.check_idle("context needs an idle session")
-        (request,) = requests_of(ids, {"context": context})
-        (row,) = session.add([replace(request, keep_logits=True)])
-        try:
-            while session.queued(row):
-                session.advance()
-            return session.take(row)
-        finally:
-            if session.holds(row):  # a run that failed has taken it out
-                session.remove(row)
+        return read_prompt(self.directory, self.session, prompt, context)
 
     def turn_logits(self, text: str | Sequence[int], *, context: Context) -> NDArray[np.float32]:
         """Read a text (or token ids) that continues a stored one as a turn; return the logits [tokens, vocab] after it.
@@ -277,17 +263,7 @@ class Engine:
         Row i is of what follows the text's token i; `context.logits` is of its first token. So likelihoods of an answer
         take one pass. Raises InputError for an engine that was built without `all_logits`, and as `generate` does.
         """
-        ids, is_batch = prompt_ids(self.directory, text, continues=True)
-        if is_batch:
-            raise InputError(f"turn_logits is of one text, found a list of {len(ids)}")
-        session = self.session()
-        session.check_idle("turn_logits needs an idle session")
-        (row,) = session.add(requests_of([()], {"context": context}))
-        try:
-            return session.turn_logits(row, ids[0])
-        finally:
-            if session.holds(row):  # a run that failed has taken it out
-                session.remove(row)
+        return turn_logits(self.directory, self.session, text, context)
 
     def share(self, context: Context) -> None:
         """Let every later prompt that begins with this context's text start from it; `reused_tokens` says that one did.
@@ -400,36 +376,10 @@ class Engine:
         engine's directory, where `kvc-trt inspect` reads it.
         """
         require_torch()
-        if level == "tensors":
-            from kvc_trt.verify.rungs.tensors import check_settings, verify_tensors
+        from kvc_trt.api.verification import VerifyRequest, verify_engine
 
-            check_settings(samples=samples, checkpoint=checkpoint)
-            return verify_tensors(
-                self.directory,
-                backend=self.backend,
-                kernels=as_path(kernels),
-                directory=as_path(directory),
-                steps=steps,
-                seed=seed,
-                progress=self._progress,
-            )
-        if directory is not None:
-            raise InputError(f"directory goes with level tensors, found level {level}")
-        from kvc_trt.verify.ladder import verify
-
-        report = verify(
-            self.directory,
-            replace(self._options, backend=self.backend),
-            level=level,
-            kernels=as_path(kernels),
-            steps=steps,
-            samples=samples,
-            checkpoint=as_path(checkpoint),
-            seed=seed,
-            progress=self._progress,
-        )
-        record_report(self.directory, report)
-        return report
+        asked = VerifyRequest(level, as_path(kernels), steps, samples, as_path(checkpoint), seed, as_path(directory))
+        return verify_engine(self.directory, replace(self._options, backend=self.backend), asked, self._progress)
 
     def replay(self, proof: Proof | StrPath) -> ProofReport:
         """Check a KV proof, or the file of one, against the PyTorch reference, which reads the same tokens.
@@ -438,11 +388,9 @@ class Engine:
         InputError for a file that is no proof or is of another engine, and UnsupportedEnvironment without PyTorch.
         """
         require_torch()
-        from kvc_trt.verify.proofs.replay import replay_proof
+        from kvc_trt.api.verification import replay
 
-        given = proof if isinstance(proof, Proof) else read_proof(Path(proof))
-        source = "the proof" if isinstance(proof, Proof) else str(proof)
-        return replay_proof(self.directory, given, source, self._progress)
+        return replay(self.directory, proof, self._progress)
 
     def measure_accuracy(self, *, kernels: StrPath | None = None, **asked: Any) -> AccuracyReport:
         """Ask the engine generated questions beside its dense twin: what the policy costs in answers.
