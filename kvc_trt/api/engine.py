@@ -166,7 +166,8 @@ class Engine:
 
         Use it with `with`, or call `start` and `close`; until it is closed, ask nothing of the engine itself.
         `max_batch_size` None is the number of rows that the engine was built for. `memory_bytes` limits what rows and
-        one prefill take together; None counts rows alone. Without `conversations` it starts sooner, and their first
+        one prefill take together; None counts rows alone. `queue_limit` requests may wait, beside one turn for each row
+        that is kept. Without `conversations` it starts sooner, and their first
         turn waits longer. None leaves the other settings at their defaults. Raises
         UnsupportedEnvironment where this machine cannot run the engine.
         """
