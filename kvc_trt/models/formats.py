@@ -14,7 +14,7 @@ from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.fused_experts import is_mxfp4
 from kvc_trt.models.sources.hub import is_repository
 from kvc_trt.models.sources.hugging_face import read_config, read_decoder_fields
-from kvc_trt.models.sources.int4 import Layout, int4_layout, unpacked
+from kvc_trt.models.sources.int4 import Int4Layout, int4_layout, unpacked
 from kvc_trt.models.stacked_weights import StackedWeights
 from kvc_trt.models.weights import WeightSource, expected_tensors
 
@@ -77,7 +77,7 @@ def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
     return config, held and not moved and own.stacks is None
 
 
-def int4_layout_of(directory: Path) -> Layout | None:
+def int4_layout_of(directory: Path) -> Int4Layout | None:
     """Return how a Hugging Face directory stores matrices in four bits; None if it does not."""
     path = directory / "config.json"
     given = read_decoder_fields(path)[0].get("quantization_config")

@@ -25,7 +25,7 @@ from kvc_trt.runtime.scheduler.admission import MemoryPlan, Queue
 from kvc_trt.runtime.scheduler.metrics import Metrics
 from kvc_trt.runtime.scheduler.parked_rows import ParkedRows
 from kvc_trt.runtime.scheduler.ticket import Ticket
-from kvc_trt.runtime.scheduler.worker import Waiting, Worker
+from kvc_trt.runtime.scheduler.worker import SchedulerWorker, Waiting
 from kvc_trt.runtime.session.admitted import Admitted
 from kvc_trt.runtime.session.session import Session
 
@@ -75,7 +75,7 @@ class Scheduler:
         self._memory = memory
         self._metrics = Metrics()
         self._waiting = Waiting(Queue(queue_limit), ParkedRows(stay_seconds))
-        self._worker = Worker(
+        self._worker = SchedulerWorker(
             session,
             self._waiting,
             self._metrics,
