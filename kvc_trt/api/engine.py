@@ -26,6 +26,9 @@ from kvc_trt.profile.request import (
     check_contexts,
     default_contexts,
 )
+from kvc_trt.profile.requests.lengths import Lengths
+from kvc_trt.profile.requests.load import Load, LoadSettings
+from kvc_trt.profile.run import profile_engine
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.executor import ClosingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.profile.requests.load import LoadSettings
     from kvc_trt.proof import Proof
     from kvc_trt.runtime import Context, Event, Output, Scheduler, Session
     from kvc_trt.runtime.chat.conversation import Conversation
@@ -422,8 +424,6 @@ class Engine:
         would take longer than `prefill_seconds`. The result holds plain values: times in milliseconds, sizes in bytes.
         Raises InputError, and UnsupportedEnvironment where nothing measures engines of this backend.
         """
-        from kvc_trt.profile.run import profile_engine
-
         request = ProfileRequest(
             contexts=check_contexts(
                 tuple(contexts or default_contexts(self.parameters)), self.parameters, self.directory.model
@@ -454,8 +454,6 @@ class Engine:
         `vllm bench serve`: latencies in milliseconds, rates per second, sizes in bytes (docs/profile.md). Raises
         InputError, UnsupportedEnvironment where the caches do not fit into memory, and a request's own error.
         """
-        from kvc_trt.profile.requests.lengths import Lengths
-        from kvc_trt.profile.requests.load import Load
         from kvc_trt.profile.requests.run import profile_requests
 
         asked = Load(
