@@ -29,7 +29,7 @@ from benchmarks import store
 from benchmarks.decode.onnxruntime_steps import MODEL as DENSE
 from benchmarks.experts.speed import VOCABULARY, Side, compared, in_rounds
 from kvc_trt.backends.onnxruntime.native import native_operators
-from kvc_trt.models.config import Attention, Description, Linear
+from kvc_trt.models.config import Attention, Linear, ModelDescription
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.linear.delta_rule import DELTA_RULE
 from kvc_trt.operators.linear.delta_step import DELTA_STEP
@@ -50,7 +50,7 @@ MODEL = replace(
     num_key_value_heads=2,
     head_size=256,
     qk_norm=True,
-    description=Description(
+    description=ModelDescription(
         attention=tuple(
             Attention(linear=PART) if (layer + 1) % EVERY else Attention(gated=True) for layer in range(LAYERS)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvc_trt.models.config import Description
+from kvc_trt.models.config import ModelDescription
 from kvc_trt.models.presets import list_presets, load_preset
 
 
@@ -13,4 +13,4 @@ def dense_presets() -> list[str]:
 
 def _is_dense(name: str) -> bool:
     model = load_preset(name).config
-    return model.description == Description() and model.windows(model.max_position_embeddings) is None
+    return model.description == ModelDescription() and model.windows(model.max_position_embeddings) is None

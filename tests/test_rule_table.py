@@ -15,7 +15,7 @@ from kvc_trt.cli.commands.run import command
 from kvc_trt.errors import InputError
 from kvc_trt.proof import ProofKind
 from kvc_trt.runtime import Context, Grammar, Request, Sampling
-from kvc_trt.runtime.answer_rules import RULES, Client, Rule, rules_of
+from kvc_trt.runtime.answer_rules import RULES, AnswerRule, Client, rules_of
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.request import request_under
@@ -48,7 +48,7 @@ def of(client: Client) -> Request:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_field_holds_each_rule(rule: Rule) -> None:
+def test_a_field_holds_each_rule(rule: AnswerRule) -> None:
     owner = Sampling if rule.of_sampling else Request
     (field,) = [one for one in fields(owner) if one.name == rule.name]
     assert field.default == rule.default
@@ -141,7 +141,7 @@ def shown(value: object) -> str:
     return "-" if value in (None, ()) else f"`{value}`"
 
 
-def row(rule: Rule) -> str:
+def row(rule: AnswerRule) -> str:
     names = [rule.named(client) for client in Client]
     names[0] = names[0] and f"--{names[0].replace('_', '-')}"
     default = str(rule.default).lower() if rule.kind is Kind.SWITCH else rule.default

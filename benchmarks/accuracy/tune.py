@@ -35,7 +35,7 @@ from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import FileDraw
 from kvc_trt.accuracy.grid import CHAT, Variant
 from kvc_trt.accuracy.measure import measure
-from kvc_trt.accuracy.questions import Vocabulary, draw
+from kvc_trt.accuracy.questions import ModelVocabulary, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.files.atomic import write_whole
@@ -60,7 +60,7 @@ SEEDS = {"tune": 101, "held": 202}
 
 def data_file(chosen: ChosenModel, part: str, count: int) -> Path:
     """Write the questions of one part, as a user's file has them; return its path."""
-    vocabulary = Vocabulary(chosen.tokenizer, chosen.config.vocab_size, chosen.template)
+    vocabulary = ModelVocabulary(chosen.tokenizer, chosen.config.vocab_size, chosen.template)
     share = -(-count // len(TASKS))
     lines = []
     for task in TASKS:

@@ -34,7 +34,7 @@ from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
-from kvc_trt.models.config import Description, Experts, ModelConfig
+from kvc_trt.models.config import Experts, ModelConfig, ModelDescription
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.profile.profiled_engine import random_prompts
 
@@ -55,7 +55,7 @@ SIDES: dict[str, ModelConfig] = {
         _DENSE,
         architecture="MixtralForCausalLM",
         intermediate_size=MODEL.intermediate_size // CHOSEN,
-        description=Description(experts=Experts(COUNT, CHOSEN, MODEL.intermediate_size // CHOSEN)),
+        description=ModelDescription(experts=Experts(COUNT, CHOSEN, MODEL.intermediate_size // CHOSEN)),
     ),
 }
 BARS = {"decode": 1.25, "prefill": 1.5}

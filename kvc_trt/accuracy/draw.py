@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from kvc_trt.accuracy.grid import QuestionGroup
-from kvc_trt.accuracy.questions import Vocabulary, draw
+from kvc_trt.accuracy.questions import ModelVocabulary, draw
 from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import VERSION, DataSet
@@ -42,7 +42,7 @@ class Draw(Protocol):
     def answer_room(self, name: str) -> int:
         """The longest answer to this task."""
 
-    def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:
+    def data_set(self, group: QuestionGroup, vocabulary: ModelVocabulary) -> DataSet:
         """The samples of a group, sized for its length. InputError where they do not fit, or cannot be spelled."""
 
 
@@ -80,7 +80,7 @@ class QuestionDraw:
         """The given value, or the task's own."""
         return self.room(name) or task(name).max_new_tokens
 
-    def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:
+    def data_set(self, group: QuestionGroup, vocabulary: ModelVocabulary) -> DataSet:
         """Samples as long as the group's length allows."""
         return draw(
             group.task,
@@ -140,7 +140,7 @@ class FileDraw:
         own, given = self.task(name).max_new_tokens, _room_of(self.max_new_tokens, name)
         return own if given is None else min(own, given)
 
-    def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:
+    def data_set(self, group: QuestionGroup, vocabulary: ModelVocabulary) -> DataSet:
         """The set's questions, in the order of the file."""
         if (tokenizer := vocabulary.tokenizer) is None:
             raise InputError("the model has no tokenizer, and questions of a file are text")
@@ -160,7 +160,12 @@ class FileDraw:
         return DataSet(group.task, 0, group.length, room, tokenizer.fingerprint, tuple(samples), options, frame=frame)
 
     def length(
-        self, names: Sequence[str], vocabulary: Vocabulary, framing: str, longest: int, progress: Progress | None = None
+        self,
+        names: Sequence[str],
+        vocabulary: ModelVocabulary,
+        framing: str,
+        longest: int,
+        progress: Progress | None = None,
     ) -> int:
         """Tokens that the longest of these sets' prompts takes with its answer, at most `longest` if it may be cut.
 
@@ -188,7 +193,7 @@ class FileDraw:
             progress.note(f"{longer:,} of {sum(counts.values()):,} prompts lose their middle: {longest:,} tokens fit")
         return min(needed, longest)
 
-    def _framing_of(self, record: Record, sample: TaskSample, vocabulary: Vocabulary, name: str) -> Framing:
+    def _framing_of(self, record: Record, sample: TaskSample, vocabulary: ModelVocabulary, name: str) -> Framing:
         """Return a question's framing; InputError, with its line, for a conversation that the template refuses."""
         framing = vocabulary.framing_of(sample, name)
         try:

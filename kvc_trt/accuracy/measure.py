@@ -20,7 +20,7 @@ from kvc_trt.accuracy.cell import Cell, key_of
 from kvc_trt.accuracy.draw import Draw
 from kvc_trt.accuracy.faithfulness import WHOLE, WholeCache
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask
+from kvc_trt.accuracy.questions import ModelVocabulary, QuestionSet, ask
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import longest_sequence
@@ -35,7 +35,7 @@ short ones, which are faster together."""
 class _DataSets:
     """Samples are drawn once per task and length, and kept while that length is asked: both modes ask the same ones."""
 
-    def __init__(self, vocabulary: Vocabulary, draw: Draw) -> None:
+    def __init__(self, vocabulary: ModelVocabulary, draw: Draw) -> None:
         self._vocabulary, self._draw = vocabulary, draw
         self._drawn: dict[tuple[str, int, str], DataSet] = {}
 
@@ -182,7 +182,7 @@ def measure(
     that has no engine of some budget is a cell that says why.
     """
     _check_lengths(model, groups)
-    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
+    vocabulary = ModelVocabulary(model.tokenizer, model.config.vocab_size, model.template)
     data_sets = _DataSets(vocabulary, draw)
     missing = {g: sum(_missing(results.cells.get(key_of(g, one)), draw.count_of(g.task)) for one in variants)
                for g in groups}  # fmt: skip

@@ -21,7 +21,7 @@ _QUESTION_BLOCK = 8
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class ModelVocabulary:
     """The vocabulary of a model: its tokenizer, or token ids alone, with its chat template."""
 
     tokenizer: TaskTokenizer | None
@@ -83,7 +83,7 @@ class QuestionSet:
 
     group: QuestionGroup
     task: Task
-    vocabulary: Vocabulary
+    vocabulary: ModelVocabulary
     samples: tuple[TaskSample, ...]
     questions: tuple[tuple[Question, ...], ...]
     """Per sample: one, or one per prediction that is scored where the question is fed token by token."""
@@ -140,7 +140,7 @@ class QuestionSet:
 def draw(
     name: str,
     length: int,
-    vocabulary: Vocabulary,
+    vocabulary: ModelVocabulary,
     *,
     samples: int,
     seed: int,
@@ -169,7 +169,7 @@ def draw(
     )
 
 
-def ask(group: QuestionGroup, drawn: DataSet, vocabulary: Vocabulary, chosen: Task | None = None) -> QuestionSet:
+def ask(group: QuestionGroup, drawn: DataSet, vocabulary: ModelVocabulary, chosen: Task | None = None) -> QuestionSet:
     """The questions of a group: at the end of the prompt, or after the compacted context.
 
     `chosen` is the group's task; None takes the registered one of its name.
@@ -184,7 +184,7 @@ def ask(group: QuestionGroup, drawn: DataSet, vocabulary: Vocabulary, chosen: Ta
 
 
 def _text_question(
-    chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: QuestionGroup
+    chosen: Task, sample: TaskSample, vocabulary: ModelVocabulary, group: QuestionGroup
 ) -> tuple[Question, ...]:
     framing, is_answered = vocabulary.framing_of(sample, group.framing), _is_answered(chosen, sample, vocabulary)
     if group.mode == SECOND_QUESTION:
@@ -198,7 +198,7 @@ def _text_question(
     return (Question(ids.context, ids.question, targets, is_answered=is_answered),)
 
 
-def _is_answered(chosen: Task, sample: TaskSample, vocabulary: Vocabulary) -> Callable[[Sequence[int]], bool]:
+def _is_answered(chosen: Task, sample: TaskSample, vocabulary: ModelVocabulary) -> Callable[[Sequence[int]], bool]:
     """Return the function that tells whether an answer is over before it reaches the longest length of its task."""
     longest: int | None = sample.meta.get("max_new_tokens")
 
@@ -215,7 +215,7 @@ def _is_answered(chosen: Task, sample: TaskSample, vocabulary: Vocabulary) -> Ca
 
 
 def _recall_questions(
-    chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: QuestionGroup
+    chosen: Task, sample: TaskSample, vocabulary: ModelVocabulary, group: QuestionGroup
 ) -> tuple[Question, ...]:
     """The question fed through decode up to each key of it, in both modes: one token is predicted at each."""
     prompt = tuple(ids_of(sample.prompt if group.mode == "query-aware" else sample.context))

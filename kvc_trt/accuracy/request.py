@@ -27,7 +27,7 @@ from kvc_trt.accuracy.grid import (
     variants,
 )
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
-from kvc_trt.accuracy.questions import Vocabulary
+from kvc_trt.accuracy.questions import ModelVocabulary
 from kvc_trt.accuracy.run import evaluate
 from kvc_trt.backends.probes import INSTALL_VERIFY, has_torch, require_torch
 from kvc_trt.engine.verification import Verification, record_verification
@@ -155,7 +155,7 @@ def _groups_of_file(
     """The sets that are asked, all at one length unless lengths are given: that of their longest prompt and answer."""
     names = list(asked.tasks or draw.tasks)
     tasks = [draw.task(name) for name in names]
-    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
+    vocabulary = ModelVocabulary(model.tokenizer, model.config.vocab_size, model.template)
     if vocabulary.tokenizer is None:
         raise InputError(f"{draw.data.path} is text, and the model has no tokenizer")
     lengths = asked.lengths or [draw.length(names, vocabulary, asked.framing, longest, progress)]

@@ -99,10 +99,12 @@ def plan(
     >>> table["budgets"][0]["bytes_per_row"] <= 64 << 20
     True
     """
-    from kvc_trt.profile.planning.question import Question, answered
+    from kvc_trt.profile.planning.question import PlanQuestion, answered
 
     given = _given({"model": model, **settings})
-    question = Question(tuple(gpus), compare, None if memory is None else size("memory", memory), rows, as_path(mix))
+    question = PlanQuestion(
+        tuple(gpus), compare, None if memory is None else size("memory", memory), rows, as_path(mix)
+    )
     question.check(given)
     chosen, _ = configured(as_path(config), ("plan", given))
     return answered(chosen, question)

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+from kvc_trt.api.contexts import read_prompt, turn_logits
 from kvc_trt.api.conversations import open_conversation
 from kvc_trt.api.keywords import check_fields
 from kvc_trt.api.memory_plan import memory_plan
@@ -18,7 +19,6 @@ from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import backend, open_engine, runner, session_of
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.contexts import packing_of, read_context, write_context
-from kvc_trt.errors import InputError
 from kvc_trt.profile.request import (
     DEFAULT_BATCHES,
     DEFAULT_STEPS,
@@ -26,12 +26,13 @@ from kvc_trt.profile.request import (
     check_contexts,
     default_contexts,
 )
+from kvc_trt.profile.requests.lengths import Lengths
+from kvc_trt.profile.requests.load import Load, LoadSettings
+from kvc_trt.profile.run import profile_engine
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.proof import Proof, read_proof
 from kvc_trt.runtime.executor import ClosingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.speculation.settings import Speculation
-from kvc_trt.verify.recording import record_report
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.profile.requests.load import LoadSettings
+    from kvc_trt.proof import Proof
     from kvc_trt.runtime import Context, Event, Output, Scheduler, Session
     from kvc_trt.runtime.chat.conversation import Conversation
     from kvc_trt.verify.proofs.report import ProofReport
@@ -167,7 +168,8 @@ class Engine:
 
         Use it with `with`, or call `start` and `close`; until it is closed, ask nothing of the engine itself.
         `max_batch_size` None is the number of rows that the engine was built for. `memory_bytes` limits what rows and
-        one prefill take together; None counts rows alone. Without `conversations` it starts sooner, and their first
+        one prefill take together; None counts rows alone. `queue_limit` requests may wait, beside one turn for each row
+        that is kept. Without `conversations` it starts sooner, and their first
         turn waits longer. None leaves the other settings at their defaults. Raises
         UnsupportedEnvironment where this machine cannot run the engine.
         """
@@ -256,20 +258,7 @@ class Engine:
         With `context`, the prompt continues that one. `generate` and `stream` start from a context without computing
         its tokens again. Raises InputError as they do.
         """
-        ids, is_batch = prompt_ids(self.directory, prompt, continues=context is not None)
-        if is_batch:
-            raise InputError(f"a context is of one prompt, found a list of {len(ids)}")
-        session = self.session()
-        session.check_idle("context needs an idle session")
-        (request,) = requests_of(ids, {"context": context})
-        (row,) = session.add([replace(request, keep_logits=True)])
-        try:
-            while session.queued(row):
-                session.advance()
-            return session.take(row)
-        finally:
-            if session.holds(row):  # a run that failed has taken it out
-                session.remove(row)
+        return read_prompt(self.directory, self.session, prompt, context)
 
     def turn_logits(self, text: str | Sequence[int], *, context: Context) -> NDArray[np.float32]:
         """Read a text (or token ids) that continues a stored one as a turn; return the logits [tokens, vocab] after it.
@@ -277,17 +266,7 @@ class Engine:
         Row i is of what follows the text's token i; `context.logits` is of its first token. So likelihoods of an answer
         take one pass. Raises InputError for an engine that was built without `all_logits`, and as `generate` does.
         """
-        ids, is_batch = prompt_ids(self.directory, text, continues=True)
-        if is_batch:
-            raise InputError(f"turn_logits takes one text, found a list of {len(ids)}")
-        session = self.session()
-        session.check_idle("turn_logits needs an idle session")
-        (row,) = session.add(requests_of([()], {"context": context}))
-        try:
-            return session.turn_logits(row, ids[0])
-        finally:
-            if session.holds(row):  # a run that failed has taken it out
-                session.remove(row)
+        return turn_logits(self.directory, self.session, text, context)
 
     def share(self, context: Context) -> None:
         """Let every later prompt that begins with this context's text start from it; `reused_tokens` says that one did.
@@ -400,36 +379,10 @@ class Engine:
         directory, where `kvc-trt inspect` reads it.
         """
         require_torch()
-        if level == "tensors":
-            from kvc_trt.verify.rungs.tensors import check_settings, verify_tensors
+        from kvc_trt.api.verification import VerifyRequest, verify_engine
 
-            check_settings(samples=samples, checkpoint=checkpoint)
-            return verify_tensors(
-                self.directory,
-                backend=self.backend,
-                kernels=as_path(kernels),
-                directory=as_path(directory),
-                steps=steps,
-                seed=seed,
-                progress=self._progress,
-            )
-        if directory is not None:
-            raise InputError(f"directory goes with level tensors, found level {level}")
-        from kvc_trt.verify.ladder import verify
-
-        report = verify(
-            self.directory,
-            replace(self._options, backend=self.backend),
-            level=level,
-            kernels=as_path(kernels),
-            steps=steps,
-            samples=samples,
-            checkpoint=as_path(checkpoint),
-            seed=seed,
-            progress=self._progress,
-        )
-        record_report(self.directory, report)
-        return report
+        asked = VerifyRequest(level, as_path(kernels), steps, samples, as_path(checkpoint), seed, as_path(directory))
+        return verify_engine(self.directory, replace(self._options, backend=self.backend), asked, self._progress)
 
     def replay(self, proof: Proof | StrPath) -> ProofReport:
         """Check a KV proof, or the file of one, against the PyTorch reference, which reads the same tokens.
@@ -439,11 +392,9 @@ class Engine:
         PyTorch.
         """
         require_torch()
-        from kvc_trt.verify.proofs.replay import replay_proof
+        from kvc_trt.api.verification import replay
 
-        given = proof if isinstance(proof, Proof) else read_proof(Path(proof))
-        source = "the proof" if isinstance(proof, Proof) else str(proof)
-        return replay_proof(self.directory, given, source, self._progress)
+        return replay(self.directory, proof, self._progress)
 
     def measure_accuracy(self, *, kernels: StrPath | None = None, **asked: Any) -> AccuracyReport:
         """Ask the engine generated questions beside its dense twin: what the policy costs in answers.
@@ -474,8 +425,6 @@ class Engine:
         would take longer than `prefill_seconds`. The result holds plain values: times in milliseconds, sizes in bytes.
         Raises InputError, and UnsupportedEnvironment where nothing measures engines of this backend.
         """
-        from kvc_trt.profile.run import profile_engine
-
         request = ProfileRequest(
             contexts=check_contexts(
                 tuple(contexts or default_contexts(self.parameters)), self.parameters, self.directory.model
@@ -506,8 +455,6 @@ class Engine:
         `vllm bench serve`: latencies in milliseconds, rates per second, sizes in bytes (docs/profile.md). Raises
         InputError, UnsupportedEnvironment where the caches do not fit into memory, and a request's own error.
         """
-        from kvc_trt.profile.requests.lengths import Lengths
-        from kvc_trt.profile.requests.load import Load
         from kvc_trt.profile.requests.run import profile_requests
 
         asked = Load(

@@ -22,7 +22,7 @@ from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites, parts_in_step, with_other_turns
 from kvc_trt.methods.base.constants import ADDED_LATER
 from kvc_trt.models.cache_formats import AUTO
-from kvc_trt.models.config import Description
+from kvc_trt.models.config import ModelDescription
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.cached_vectors import cached_vectors
 from kvc_trt.operators.schema import part_names
@@ -144,7 +144,7 @@ def recorded_model(model: ModelConfig) -> dict[str, Any]:
 
     Parts of a description that were added later are left out if they are empty."""
     fields = dataclasses.asdict(model)
-    if model.description == Description():
+    if model.description == ModelDescription():
         del fields["description"]
     else:
         for name in (name for name, value in model.description.later_parts.items() if not value):

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvc_trt.graph.cache_nodes import (
-    Projected,
+    ProjectedValues,
     attend_token,
     numbers_of_prompts,
     numbers_of_turns,
@@ -130,8 +130,8 @@ def _written(layer: int, write: Callable[[Emitter], None]) -> Sequence[NodeProto
     return emit.nodes
 
 
-def _projected(layer: int) -> Projected:
-    return Projected(
+def _projected(layer: int) -> ProjectedValues:
+    return ProjectedValues(
         query_rows=f"query_rows.{layer}",
         queries=f"queries.{layer}",
         keys=f"keys.{layer}",

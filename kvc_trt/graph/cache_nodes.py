@@ -32,7 +32,7 @@ from kvc_trt.operators.shapes import HeadShape, Layout, count_to
 
 
 @dataclass(frozen=True)
-class Projected:
+class ProjectedValues:
     """Attention inputs of many tokens per row, by the names of `PromptLayer`."""
 
     query_rows: Value
@@ -44,7 +44,13 @@ class Projected:
 
 
 def store_prompt(
-    emit: Emitter, config: ModelConfig, batch: PromptBatch, made: Projected, sites: Sequence[CacheSite], *, turns: bool
+    emit: Emitter,
+    config: ModelConfig,
+    batch: PromptBatch,
+    made: ProjectedValues,
+    sites: Sequence[CacheSite],
+    *,
+    turns: bool,
 ) -> None:
     """Write the caches `sites` of a layer after a prompt; with `turns`, also the state that a turn needs."""
     for site in sites:
@@ -85,7 +91,12 @@ def attend_token(
 
 
 def take_turn(
-    emit: Emitter, config: ModelConfig, batch: TurnBatch, made: Projected, sites: Sequence[CacheSite], stored: Value
+    emit: Emitter,
+    config: ModelConfig,
+    batch: TurnBatch,
+    made: ProjectedValues,
+    sites: Sequence[CacheSite],
+    stored: Value,
 ) -> Value:
     """Attend from a turn's tokens to the caches of a layer and to each other, and store them: [B,H,M,D].
 

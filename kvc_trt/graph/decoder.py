@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvc_trt.graph.cache_nodes import Projected, attend_token, store_prompt, take_turn
+from kvc_trt.graph.cache_nodes import ProjectedValues, attend_token, store_prompt, take_turn
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch, by_head, softmax_of
@@ -64,7 +64,7 @@ def _added(layers: Layers, update: Value, name: str) -> Value:
     return layers.norm(update, name) if layers.config.description.norms.adds_norm else update
 
 
-def _projected(layers: Layers, batch: PromptBatch, normed: Value, layer: int) -> Projected:
+def _projected(layers: Layers, batch: PromptBatch, normed: Value, layer: int) -> ProjectedValues:
     """Project normed activations [T,hidden] to queries, keys and values."""
     emit, config = layers.emit, layers.config
     plain_query, query = _rotated(layers, batch, normed, layer, "q")
@@ -78,7 +78,7 @@ def _projected(layers: Layers, batch: PromptBatch, normed: Value, layer: int) ->
     def plain_queries() -> Value:
         return str(emit.Reshape(plain_query, [0, 0, -1, config.head_size]))
 
-    return Projected(query, queries, keys, values, plain_keys, plain_queries)
+    return ProjectedValues(query, queries, keys, values, plain_keys, plain_queries)
 
 
 def _finished(layers: Layers, x: Value, normed: Value, attended: Value, layer: int) -> tuple[Value, Value]:

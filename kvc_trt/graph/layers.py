@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from kvc_trt.graph.weight_plans import KEEP, OFFSETS, PACKED, SCALES, rotary_names
-from kvc_trt.graph.weights import EMBEDDING, HEAD, GraphWeights, Stored
+from kvc_trt.graph.weights import EMBEDDING, HEAD, GraphWeights, StoredInitializer
 from kvc_trt.methods.base.graph_context import Angles
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
@@ -327,7 +327,7 @@ class Layers:
             return str(self.emit.Concat(*(self.tensor(name) for name in names), axis=0))
         return self._initializer(whole)
 
-    def _initializer(self, stored: Stored) -> Value:
+    def _initializer(self, stored: StoredInitializer) -> Value:
         if stored.name not in self.initializers:
             tensor = TensorProto(name=stored.name, data_type=ELEMENT_TYPES[stored.dtype])
             tensor.dims[:] = stored.shape

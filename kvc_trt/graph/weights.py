@@ -54,7 +54,7 @@ __all__ = [
     "EngineWeights",
     "GraphWeights",
     "Precision",
-    "Stored",
+    "StoredInitializer",
     "activation_dtype",
     "write_weights",
 ]
@@ -82,7 +82,7 @@ def write_weights(
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredInitializer:
     """One tensor, or several adjacent ones, in the form of an initializer."""
 
     name: str
@@ -117,12 +117,12 @@ class GraphWeights:
         """Return whether a tensor is stored in fp8 with scales."""
         return self._entries[name].dtype == fp8.FP8
 
-    def stored(self, name: str) -> Stored:
+    def stored(self, name: str) -> StoredInitializer:
         """Return where one tensor is stored."""
         entry = self._entries[name]
-        return Stored(name, entry.dtype, tuple(entry.shape), entry.offset, entry.nbytes)
+        return StoredInitializer(name, entry.dtype, tuple(entry.shape), entry.offset, entry.nbytes)
 
-    def joined(self, name: str, parts: list[str]) -> Stored | None:
+    def joined(self, name: str, parts: list[str]) -> StoredInitializer | None:
         """Return the rows of several tensors as one, or None if they are not adjacent in the file or not alike."""
         pieces = [self.stored(part) for part in parts]
         for before, after in pairwise(pieces):
@@ -131,7 +131,7 @@ class GraphWeights:
                 return None
         first = pieces[0]
         shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
-        return Stored(name, first.dtype, shape, first.offset, sum(piece.nbytes for piece in pieces))
+        return StoredInitializer(name, first.dtype, shape, first.offset, sum(piece.nbytes for piece in pieces))
 
 
 class EngineWeights:

@@ -72,7 +72,10 @@ if TYPE_CHECKING:
 
 
 class MostAttended(BestBesideRecent):
-    """Keep the last tokens of a prompt and the others that its queries attended to most."""
+    """Keep the last tokens of a prompt and the others that its queries attended to most.
+
+    Its operator writes the score alone, like those of other scored evictions. Its isolated runs are its own, because
+    all queries of a prompt make the score, and because the score of what stays is a result too."""
 
     name = "heavy-hitters"
     operators = (COMPACT_HEAVY_HITTERS,)
@@ -221,17 +224,17 @@ class HeavyHitters(DropWorstBesideRecent):
         step = self.select(float32(case.query), cache, rule)
         assert step.kept is not None
         assert step.scores is not None
-        chosen = []
+        lists = []
         for row, kept in enumerate(step.kept):
             stay = np.sort(np.where(slot_positions[row] < 0, np.iinfo(np.int32).max, slot_positions[row]), axis=-1)
             m = lengths[row]
             attended = AttendedEntries(
                 case.query[row, :, None], keys[row, :, :m], rule.recent, before["scores"][row, :, :m]
             )
-            chosen.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),), attended))
+            lists.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),), attended))
         kept_scores = np.where(slot_positions >= 0, step.scores.numpy(), 0)
         return Found(
-            chosen=chosen,
+            lists=lists,
             moved=((k_cache, keys), (v_cache, values)),
             computed=((output, step.output.numpy()), (new_scores, kept_scores)),
         )

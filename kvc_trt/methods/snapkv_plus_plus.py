@@ -272,7 +272,7 @@ def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> 
     k_cache, v_cache, bounds, cache_lengths, indices = operator.run(**case.inputs(), **_own(rule, case, budgets))
     stored = np.clip(cache_lengths, 0, k_cache.shape[2])  # other lengths are an error already
     return Found(
-        chosen=(_kept(case, rule, budgets, indices),),
+        kept=(_kept(case, rule, budgets, indices),),
         moved=(
             (cache_lengths, np.minimum(case.prompt_lengths, budgets)),
             *zip((k_cache, v_cache), case.kept(indices), strict=True),
@@ -289,17 +289,17 @@ def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found
     budgets = np.array([rule.kept_after(count) for count in both.prompt_lengths.tolist()])
     inputs = {**both.inputs(), "window_lengths": votes, **_own(rule, both, budgets)}
     k_cache, v_cache, bounds, cache_lengths, indices = operator.run(**inputs)
-    chosen = []
+    kept = []
     for row, count in enumerate(votes):
         alone = both.row(row)
         alone = replace(alone, q_window=alone.q_window[:, :, alone.q_window.shape[2] - count :])
-        chosen.append(_kept(alone, rule, budgets[row : row + 1], indices[row : row + 1]))
+        kept.append(_kept(alone, rule, budgets[row : row + 1], indices[row : row + 1]))
     moved = (
         (cache_lengths, np.minimum(both.prompt_lengths, budgets)),
         *zip((k_cache, v_cache), both.kept(indices), strict=True),
         *stored_bounds(rule, bounds, k_cache, np.clip(cache_lengths, 0, k_cache.shape[2])),
     )
-    return Found(tuple(chosen), moved)
+    return Found(kept=tuple(kept), moved=moved)
 
 
 def _own(rule: Constants, case: PromptCase, budgets: Array) -> dict[str, Array]:
@@ -335,7 +335,7 @@ def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> F
     for budget in sorted({rule.window, rule.prompt_budget, rule.most_kept}):
         chosen = np.where(ranks < np.minimum(budget, case.prompt_lengths)[:, None, None], kept, past)
         lists = np.sort(chosen, axis=-1)[:, :, : min(budget, kept.shape[2])]
-        found += Found((_kept(case, rule, budget, np.where(lists == past, -1, lists).astype(np.int32)),))
+        found += Found(kept=(_kept(case, rule, budget, np.where(lists == past, -1, lists).astype(np.int32)),))
     return found
 
 
@@ -355,7 +355,7 @@ def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Fou
         *zip((k_cache, v_cache), case.kept(indices), strict=True),
         *stored_bounds(rule, bounds, k_cache, lengths),
     )
-    return Found(chosen, moved)
+    return Found(kept=chosen, moved=moved)
 
 
 def _ranked(case: PromptCase, rule: Constants) -> tuple[Array, Array]:

@@ -169,7 +169,7 @@ class LeastAttended(DropWorstBesideRecent):
             expected = (lists[0].numpy(), lists[1].numpy())
             chosen.append(ExactList(row, stay[:, : expected[0].shape[1]], expected, attended))
         return Found(
-            chosen=chosen, moved=((k_cache, keys), (v_cache, values)), computed=((output, single.output.numpy()),)
+            lists=chosen, moved=((k_cache, keys), (v_cache, values)), computed=((output, single.output.numpy()),)
         )
 
 

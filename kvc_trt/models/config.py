@@ -171,7 +171,7 @@ class Experts:
     shared_size: int = 0
     """Inner channels of an expert that reads every token, times the sigmoid of a product; 0 if there is none."""
     dense_layers: tuple[int, ...] = ()
-    """The layers, in order, whose feed-forward block is that of `Description.feed_forward`."""
+    """The layers, in order, whose feed-forward block is that of `ModelDescription.feed_forward`."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class ClampedGate:
 
 
 @dataclass(frozen=True)
-class Description:
+class ModelDescription:
     """The parts of a decoder and how they are put together; the defaults are Llama's.
 
     The graphs, the reference and the torch backend compute each part in one place, and none asks for a family.
@@ -253,13 +253,13 @@ class ModelConfig:
     sliding_window: int | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    description: Description = field(default=Description(), repr=False)
+    description: ModelDescription = field(default=ModelDescription(), repr=False)
 
     @property
     def identity(self) -> str:
         """Every field as text; that of Llama's parts does not name them, and is the same in all versions."""
         own = self.description
-        return repr(self) if own == Description() else f"{self!r}{own.identity}"
+        return repr(self) if own == ModelDescription() else f"{self!r}{own.identity}"
 
     @property
     def rotary_channels(self) -> int:

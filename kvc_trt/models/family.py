@@ -1,4 +1,4 @@
-"""A family of decoders: how its config.json and its weights give the parts of `Description`.
+"""A family of decoders: how its config.json and its weights give the parts of `ModelDescription`.
 
 A family is one file in `kvc_trt/models/families`, found by the `Family` that it defines. Its `Fields` name every field
 of config.json that changes what the model computes; those that do not are listed as harmless, and a test walks the
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 import kvc_trt.models.families
-from kvc_trt.models.config import Activation, Description, ModelConfig
+from kvc_trt.models.config import Activation, ModelConfig, ModelDescription
 from kvc_trt.models.family_weights import Rows
 from kvc_trt.models.fields.rotary import Base, Length
 from kvc_trt.models.gguf.keys import GgufKeys
@@ -132,7 +132,7 @@ class Family:
     describe: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
     harmless: frozenset[str] = frozenset()
     """Fields that do not change the logits, besides `HARMLESS`."""
-    fields_of: Callable[[Description], Mapping[str, Any]] = lambda _description: {}
+    fields_of: Callable[[ModelDescription], Mapping[str, Any]] = lambda _description: {}
     """The inverse of `describe`, with which an engine's file is read: the fields of config.json for a description.
 
     Biases, activation and the share of channels that rotate are known without it."""

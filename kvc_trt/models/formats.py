@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import family
 from kvc_trt.models.family_weights import channel_order, in_our_order
+from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.fused_experts import is_mxfp4
 from kvc_trt.models.sources.hub import is_repository
 from kvc_trt.models.sources.hugging_face import read_config, read_decoder_fields
-from kvc_trt.models.sources.int4 import Layout, int4_layout, unpacked
+from kvc_trt.models.sources.int4 import Int4Layout, int4_layout, unpacked
 from kvc_trt.models.stacked_weights import StackedWeights
 from kvc_trt.models.weights import WeightSource, expected_tensors
-
-if TYPE_CHECKING:
-    from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 
 AnyCheckpoint: TypeAlias = "Checkpoint | GgufCheckpoint"
 GGUF_SUFFIX = ".gguf"
@@ -39,8 +37,6 @@ def is_file(path: Path) -> bool:
 def open_checkpoint(path: Path) -> AnyCheckpoint:
     """Open a checkpoint of either format; InputError where it is damaged, or neither."""
     if is_file(path):
-        from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
-
         return GgufCheckpoint(path)
     return Checkpoint(path)
 
@@ -65,8 +61,6 @@ def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
 def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
     """The configuration, and whether an engine holds the blocks of the file; a directory needs no weights for it."""
     if is_file(path):
-        from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
-
         checkpoint = GgufCheckpoint(path)
         checkpoint.close()
         return checkpoint.config, checkpoint.keeps_its_blocks
@@ -78,7 +72,7 @@ def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
     return config, held and not moved and own.stacks is None
 
 
-def int4_layout_of(directory: Path) -> Layout | None:
+def int4_layout_of(directory: Path) -> Int4Layout | None:
     """Return how a Hugging Face directory stores matrices in four bits; None if it does not."""
     path = directory / "config.json"
     given = read_decoder_fields(path)[0].get("quantization_config")

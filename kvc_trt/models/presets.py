@@ -24,7 +24,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class Recommendation(OwnSchema):
+class RecommendedPolicy(OwnSchema):
     """The policy that measurements of a model's answers favour, for builds that name none."""
 
     policy: str
@@ -51,7 +51,7 @@ class Preset:
     revision: str | None
     defaults: Mapping[str, Any]
     """Settings of a build (`BuildConfig` keys) that suit this model."""
-    recommended: Recommendation | None = None
+    recommended: RecommendedPolicy | None = None
     checkpoint: Path | None = None
     """Folder of the checkpoint that the package ships."""
     file: PackageFile | None = None
@@ -82,7 +82,7 @@ class _PresetFile(OwnSchema):
     checkpoint: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.-]*$")
     file: _File | None = None
     defaults: dict[str, Any] = Field(default_factory=dict)
-    recommended: Recommendation | None = None
+    recommended: RecommendedPolicy | None = None
     architecture: dict[str, Any]
 
 

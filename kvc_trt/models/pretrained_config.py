@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.config import Description, LongRope, ModelConfig, RotaryScaling, Yarn
+from kvc_trt.models.config import LongRope, ModelConfig, ModelDescription, RotaryScaling, Yarn
 from kvc_trt.models.family import ACTIVATIONS, families
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.validation import ForeignSchema, validated, validated_document
@@ -42,7 +42,7 @@ class _PretrainedConfig(ForeignSchema):
 
 def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
     """Return every field of the configuration, and the constants that TensorRT-LLM's readers expect."""
-    described = {} if config.description == Description() else {"description": asdict(config.description)}
+    described = {} if config.description == ModelDescription() else {"description": asdict(config.description)}
     return described | {
         "architecture": config.architecture,
         "dtype": config.dtype,
@@ -74,7 +74,7 @@ def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
 def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConfig:
     """The inverse of `to_pretrained_config`; every field but `mapping` and `quantization` is validated."""
     fields = validated(_PretrainedConfig, mapping, source)
-    described = validated_document(Description, mapping.get("description", {}), f"{source}: description")
+    described = validated_document(ModelDescription, mapping.get("description", {}), f"{source}: description")
     translated = {ours: mapping.get(theirs) for ours, theirs in SPELLING.items()}
     translated |= {name: value for name, value in mapping.items() if name not in SPELLING.values()}
     translated["architectures"] = [fields.architecture]

@@ -22,7 +22,7 @@ from kvc_trt.profile.model_size import WeightBytes, cache_itemsize
 from kvc_trt.profile.pages.findings import findings
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.statistics import summarise
-from kvc_trt.profile.sweep import Side, SweepRow, run_sweep
+from kvc_trt.profile.sweep import SweepRow, SweepSide, run_sweep
 from kvc_trt.profile.traffic import row_traffic
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class StepCosts:
     cache_itemsize: int
     """The bytes of one cached element."""
 
-    def of(self, side: Side, context: int) -> StepCost:
+    def of(self, side: SweepSide, context: int) -> StepCost:
         """Return the cost of a step in the middle of the answer, with prompt and half of max_output_len cached."""
         half = side.parameters.max_output_len // 2
         traffic = row_traffic(self.model, side.parameters, self.cache_itemsize, context, half)
@@ -176,7 +176,7 @@ def _pair(row: SweepRow, costs: StepCosts, bandwidth: float) -> list[dict[str, A
     return [engine, dense]
 
 
-def _fields(row: SweepRow, side: Side, cost: StepCost, bandwidth: float) -> dict[str, Any]:
+def _fields(row: SweepRow, side: SweepSide, cost: StepCost, bandwidth: float) -> dict[str, Any]:
     step = side.decode.steps
     floor = floor_seconds(cost, row.batch, bandwidth)
     return {
@@ -201,7 +201,7 @@ def _fields(row: SweepRow, side: Side, cost: StepCost, bandwidth: float) -> dict
     }
 
 
-def _prefill_fields(row: SweepRow, side: Side) -> dict[str, Any]:
+def _prefill_fields(row: SweepRow, side: SweepSide) -> dict[str, Any]:
     """Return time to first token, split into compaction (its share of a profiled prefill) and the rest."""
     names = summarise([0.0]).milliseconds("ttft")
     if side.prefill is None:
@@ -253,7 +253,7 @@ def decode_memory_rows(rows: Iterable[SweepRow]) -> list[dict[str, Any]]:
     return found
 
 
-def _decode_bytes(side: Side) -> dict[str, int]:
+def _decode_bytes(side: SweepSide) -> dict[str, int]:
     (weights,) = (line for line in side.memory if line.kind == "weights")
     state = [line for line in side.memory if line.kind not in ("weights", "prefill")]
     modelled, measured = round(sum(one.modelled for one in state)), side.peak.bytes

@@ -93,7 +93,7 @@ def prefill_line(side: ProfiledEngine, peak: Peak, rows: int, context: int) -> M
 
 
 @dataclass(frozen=True)
-class Side:
+class SweepSide:
     """Measurements of the engine or its twin at one context and batch."""
 
     name: str
@@ -111,8 +111,8 @@ class SweepRow:
 
     context: int
     batch: int
-    engine: Side
-    dense: Side | None
+    engine: SweepSide
+    dense: SweepSide | None
     """None if its caches do not fit in this machine's memory."""
     compaction: PartOfRun | None
     """Time of compaction in a separate, profiled prefill of the engine; None if nothing is compacted."""
@@ -172,7 +172,7 @@ class _Sweeper:
         if prefills[0] is not None:
             compaction = self._compaction(context, batch)
         sides = [
-            Side(side.name, side.parameters, times, prefill, lines, peak)
+            SweepSide(side.name, side.parameters, times, prefill, lines, peak)
             for side, times, prefill, lines, peak in zip(running, decodes, prefills, memory, peaks, strict=True)
         ]
         self.sweep.rows.append(SweepRow(context, batch, sides[0], sides[1] if len(sides) > 1 else None, compaction))

@@ -50,7 +50,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Rule:
+class AnswerRule:
     """One rule: its value, and how each client calls it."""
 
     name: str
@@ -110,51 +110,51 @@ class Rule:
 
 
 _RULES = (
-    Rule(
+    AnswerRule(
         "max_new_tokens", Kind.INTEGER, None, "The longest answer, in tokens.  [default: max_output_len]",
         Range(1, words="at least 1"),
         names={Client.OPENAI: "max_tokens", Client.TRITON: "max_tokens", Client.TENSORRT_LLM: "request_output_len"},
     ),
-    Rule(
+    AnswerRule(
         "temperature", Kind.NUMBER, 0.0, "0 always takes the most likely token.",
         Range(0, words="a finite number >= 0", excluded=_INFINITE),
         of_sampling=True,
     ),
-    Rule(
+    AnswerRule(
         "top_k", Kind.INTEGER, 0, "Draw from the k best tokens; 0: from all.",
         Range(0, words=">= 0 (0 keeps all tokens)"),
         names={Client.TENSORRT_LLM: "runtime_top_k"}, of_sampling=True, words="top-k", also_default=(-1,),
     ),
-    Rule(
+    AnswerRule(
         "top_p", Kind.NUMBER, 1.0, "Draw from the best tokens that reach this probability.",
         Range(0, 1, words="in (0, 1]", excluded=0),
         names={Client.TENSORRT_LLM: "runtime_top_p"}, of_sampling=True, words="top-p",
     ),
-    Rule(
+    AnswerRule(
         "min_p", Kind.NUMBER, 0.0, "Draw from tokens with this share of the best probability.",
         Range(0, 1),
         names={Client.TENSORRT_LLM: None}, of_sampling=True, words="min-p",
     ),
-    Rule(
+    AnswerRule(
         "seed", Kind.LARGE_INTEGER, None, "Equal seeds draw equal answers, alone and in a batch.",
         of_sampling=True,
     ),
-    Rule(
+    AnswerRule(
         "repetition_penalty", Kind.NUMBER, 1.0, "Above 1: fewer tokens that the prompt or the answer already has.",
         Range(0.01, 100),
         of_sampling=True, words="repetition penalty",
     ),
-    Rule(
+    AnswerRule(
         "presence_penalty", Kind.NUMBER, 0.0, "Above 0: fewer tokens that the answer already has.",
         Range(-2, 2),
         of_sampling=True, words="presence penalty",
     ),
-    Rule(
+    AnswerRule(
         "frequency_penalty", Kind.NUMBER, 0.0, "Above 0: fewer tokens that the answer has often, by their count.",
         Range(-2, 2),
         of_sampling=True, words="frequency penalty",
     ),
-    Rule(
+    AnswerRule(
         "stop_strings", Kind.TEXTS, (), "End the answer before this text; may be repeated.",
         names={
             Client.COMMAND_LINE: "stop", Client.PYTHON: "stop", Client.OPENAI: "stop",
@@ -162,24 +162,24 @@ _RULES = (
         },
         metavar="TEXT",
     ),
-    Rule(
+    AnswerRule(
         "stop_token_ids", Kind.TOKENS, (), "End the answer with one of these tokens.",
         names={Client.COMMAND_LINE: None, Client.PYTHON: None, Client.TENSORRT_LLM: None},
     ),
-    Rule(
+    AnswerRule(
         "bad_words", Kind.TEXTS, (), "Never answer with this text; may be repeated.",
         names={Client.COMMAND_LINE: "bad_word"},
         metavar="TEXT",
     ),
-    Rule(
+    AnswerRule(
         "min_tokens", Kind.INTEGER, 0, "Do not end the answer before it has this many tokens.",
         Range(0, words="from 0 to the longest answer"),
     ),
-    Rule(
+    AnswerRule(
         "ignore_eos", Kind.SWITCH, False, "Continue past the model's own end tokens.",
         names={Client.TENSORRT_LLM: None},
     ),
-    Rule(
+    AnswerRule(
         "grammar", Kind.GRAMMAR, None, "Answer with JSON that follows the schema in this file.",
         names={
             Client.COMMAND_LINE: "json_schema", Client.PYTHON: "schema",
@@ -187,21 +187,21 @@ _RULES = (
         },
         metavar="FILE",
     ),
-    Rule(
+    AnswerRule(
         "logit_bias", Kind.BIASES, None, "Bias to add to the logits of these tokens.",
         Range(-100, 100),
         names={
             Client.COMMAND_LINE: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
         },
     ),
-    Rule(
+    AnswerRule(
         "logprobs", Kind.INTEGER, None,
         f"In --json, the log-probability of each token, and of the N most likely ones (0 to {MOST}).",
         Range(0, MOST),
         names={Client.TRITON: "return_log_probs", Client.TENSORRT_LLM: "return_log_probs"},
         of_output=True, metavar="N", triton_kind=Kind.SWITCH,
     ),
-    Rule(
+    AnswerRule(
         "kv_proof", Kind.TEXT, None,
         "Prove what the caches kept and read: digests, or also the lists of tokens; in --json, or in the file -o.",
         choices=PROOF_KINDS,
@@ -210,10 +210,10 @@ _RULES = (
         of_output=True,
     ),
 )  # fmt: skip
-RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _RULES})
+RULES: Mapping[str, AnswerRule] = MappingProxyType({rule.name: rule for rule in _RULES})
 """Every rule, by its name."""
 
 
-def rules_of(client: Client) -> dict[str, Rule]:
+def rules_of(client: Client) -> dict[str, AnswerRule]:
     """Return the rules that a client has, by its names."""
     return {name: rule for rule in _RULES if (name := rule.named(client)) is not None}

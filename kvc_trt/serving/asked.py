@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from kvc_trt.serving.errors import serving_error
-from kvc_trt.serving.models import Answer, Models, Served
+from kvc_trt.serving.models import Models, PendingAnswer, Served
 from kvc_trt.serving.protocol.body import json_object
 from kvc_trt.serving.protocol.choices import Choice, Part
 from kvc_trt.serving.protocol.documents import Documents
@@ -26,7 +26,7 @@ class Asked:
         self.request, self._engine = request, engine
         self._documents = Documents(request.endpoint, model)
         self._choices: list[Choice] = []
-        self._answers: list[Answer] = []
+        self._answers: list[PendingAnswer] = []
 
     @classmethod
     def of(cls, content: bytes, endpoint: Endpoint, models: Models) -> Asked:
@@ -87,7 +87,7 @@ class Asked:
         """Yield the parts of all answers as they come, until all are over; ServingError if one of them fails."""
         found: asyncio.Queue[list[Part] | Exception | None] = asyncio.Queue()
 
-        async def follow(choice: Choice, answer: Answer) -> None:
+        async def follow(choice: Choice, answer: PendingAnswer) -> None:
             try:
                 async for event in answer:
                     found.put_nowait(choice.push(event))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvc_trt.runtime.answer_rules import RULES, Client, Rule, rules_of
+from kvc_trt.runtime.answer_rules import RULES, AnswerRule, Client, rules_of
 from kvc_trt.runtime.kinds import Kind
 
 
@@ -26,7 +26,7 @@ class Field:
     """The only accepted value, which changes nothing but which clients send; None accepts any value."""
 
 
-def _of_rule(name: str, rule: Rule) -> Field:
+def _of_rule(name: str, rule: AnswerRule) -> Field:
     return Field(name, rule.triton_kind or rule.kind, of_sampling=not rule.of_output)
 
 

@@ -17,7 +17,7 @@ from kvc_trt.serving.protocol.errors import NO_MODEL, ApiError
 from kvc_trt.serving.protocol.model import ServedModel
 
 
-class Answer(Protocol):
+class PendingAnswer(Protocol):
     """The answer to one request: a scheduler's ticket, or an answer of another process."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -41,7 +41,7 @@ class Served(Protocol):
     def shares_prompts(self) -> bool:
         """True if a prompt may reuse the cached prefix of another request's prompt."""
 
-    def take(self, request: Request, *, priority: int = 0) -> Answer:
+    def take(self, request: Request, *, priority: int = 0) -> PendingAnswer:
         """Take a request whose prompt is token ids; higher priorities join first. ServingError if it is refused."""
 
     async def begin(self, answers: Sequence[Any]) -> None:

@@ -21,7 +21,7 @@ SHORT_SENTENCES = (
 """Filler that is the same in every sample; nothing in it looks like an answer."""
 
 
-class Drawn(Generic[Item]):
+class FirstItems(Generic[Item]):
     """The first items of an endless stream, each drawn once, however often they are asked for."""
 
     def __init__(self, stream: Iterator[Item]) -> None:

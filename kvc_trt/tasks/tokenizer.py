@@ -11,6 +11,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.files.held import HeldFile
+from kvc_trt.models.formats import GGUF_SUFFIX
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.models.sources.hugging_face import read_json_object
@@ -73,8 +74,6 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
 
     A file is a tokenizer.json or a GGUF file. InputError where there is no tokenizer, or it is malformed or empty.
     """
-    from kvc_trt.models.formats import GGUF_SUFFIX
-
     path = Path(source) if os.path.exists(source) else _of_preset(source)
     if path.suffix == GGUF_SUFFIX and path.is_file():
         return _from_gguf(path)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from kvc_trt.accuracy.draw import FileDraw
 from kvc_trt.accuracy.grid import QuestionGroup
-from kvc_trt.accuracy.questions import Vocabulary
+from kvc_trt.accuracy.questions import ModelVocabulary
 from kvc_trt.errors import InputError
 from kvc_trt.progress import Progress
 from kvc_trt.tasks.dataset import DataSet
@@ -108,11 +108,11 @@ class OrderedPrompts:
         """The longest answer of all sets."""
         return self.room
 
-    def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:
+    def data_set(self, group: QuestionGroup, vocabulary: ModelVocabulary) -> DataSet:
         """All of a set's questions, asked by now or later."""
         return self._roomy.data_set(group, vocabulary)
 
-    def length(self, vocabulary: Vocabulary, framing: str, longest: int, progress: Progress) -> int:
+    def length(self, vocabulary: ModelVocabulary, framing: str, longest: int, progress: Progress) -> int:
         """Tokens that the longest prompt takes with the longest answer. InputError as `FileDraw.length`."""
         return self._roomy.length(self.sets, vocabulary, framing, longest, progress)
 

@@ -11,7 +11,7 @@ from kvc_trt.accuracy.answerers.model_under_test import Room
 from kvc_trt.accuracy.answerers.policy_engines import ChosenModel, PolicyEngines, choose, loaded_model
 from kvc_trt.accuracy.draw import FileDraw
 from kvc_trt.accuracy.grid import CHAT, PLAIN, Variant
-from kvc_trt.accuracy.questions import Vocabulary
+from kvc_trt.accuracy.questions import ModelVocabulary
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.backends.probes import has_torch, require_torch
@@ -49,7 +49,7 @@ def tune_model(
     prompts = OrderedPrompts.of(draw, asked.sets, asked.seed)
     chosen = choose(model, checkpoint=checkpoint, weights=weights)
     framing = asked.framing or (PLAIN if chosen.template is None else CHAT)
-    vocabulary = Vocabulary(chosen.tokenizer, chosen.config.vocab_size, chosen.template)
+    vocabulary = ModelVocabulary(chosen.tokenizer, chosen.config.vocab_size, chosen.template)
     if vocabulary.tokenizer is None:
         raise InputError(f"{asked.data} is text, and the model has no tokenizer")
     length = prompts.length(vocabulary, framing, longest_sequence(chosen.config), progress)

@@ -98,7 +98,7 @@ def _check_lengths(cache_lengths: NDArray[np.int64], capacities: tuple[int, ...]
 
 
 @dataclass
-class Observed:
+class ObservedRun:
     """Comparisons and measurements over every compressed layer and step."""
 
     compaction: IndexComparison = field(default_factory=IndexComparison)
@@ -119,7 +119,7 @@ class Observed:
 
 def observe(
     engine: EngineDirectory, target: Harness, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
-) -> Observed:
+) -> ObservedRun:
     """Run `batch` and `steps` steps, exposing all lists of chosen tokens and the inputs of KvcCompact and of steps."""
     compactions, selections = target.compactions(), target.selections()
     exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
@@ -128,7 +128,7 @@ def observe(
     if stored is not None:
         exposed |= stored.names()
     executor = target.open(expose=sorted(exposed))
-    found = Observed(tokens=stored)
+    found = ObservedRun(tokens=stored)
     queries: dict[int, list[Array]] = {}
 
     def after_prefill() -> None:
@@ -217,5 +217,5 @@ def _judge_selection(
     rows = len(lengths)
     keys, values = read_caches(executor.buffers, site.name, site.parameters.cache_format, rows)
     query, output, selected = map(executor.exposed, (*op.inputs, *op.outputs))
-    read = ReadByStep(keys, values, lengths, output, selected, softmax)
-    return compare_step(query, read, site.parameters, exact=True, truncates=truncates)
+    read = ReadByStep(query, keys, values, lengths, output, selected, softmax)
+    return compare_step(read, site.parameters, exact=True, truncates=truncates)

@@ -25,7 +25,7 @@ from kvc_trt.progress import Progress
 from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime import Session
 from kvc_trt.runtime.session.batch import Batch, batch_of
-from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
+from kvc_trt.verify.engine_run import EngineRun, ObservedRun, observe, run
 from kvc_trt.verify.plan import Plan
 from kvc_trt.verify.questions.prompts import prompt_lengths, random_prompts
 from kvc_trt.verify.questions.question import Wording
@@ -104,7 +104,7 @@ class EngineUnderTest:
             return run(self.executor, self.batch, self.plan.steps)
 
     @cached_property
-    def observed(self) -> Observed:
+    def observed(self) -> ObservedRun:
         """The engine's run along the same tokens with every compression operator exposed."""
         tokens = None if self.plan.limited else self.engine_run.tokens
         with self.phase("engine"), self.progress.task("engine, every operator observed", None):
@@ -155,7 +155,7 @@ class EngineUnderTest:
         """Return the reference's logits along the engine's tokens, under the engine's choices where its own differ.
 
         `read` has the slots that the engine's steps read of each cache, and `inputs` the inputs of their choices, as in
-        `Observed`. The reference continues from the codes of the `stored` tokens, by default those of the observed run.
+        `ObservedRun`. The reference continues from the codes of the `stored` tokens, by default of the observed run.
         Nothing is forced if the graph hides some of the choices, or if they cannot be judged.
         """
         run = self.known_run(self.batch, self.engine_run.tokens, stored or self._stored)

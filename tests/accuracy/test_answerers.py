@@ -20,14 +20,14 @@ from kvc_trt.accuracy.answerers.answerer import (
 from kvc_trt.accuracy.answerers.model_under_test import Room
 from kvc_trt.accuracy.answerers.reference import Prefills, ReferenceAnswerer
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.questions import Vocabulary, ask, draw
+from kvc_trt.accuracy.questions import ModelVocabulary, ask, draw
 from kvc_trt.errors import InputError
 
 LENGTH = 160
 
 
 def questions(model, key_value, mode, samples=MOST_ROWS + 2):
-    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
+    vocabulary = ModelVocabulary(model.tokenizer, model.config.vocab_size)
     drawn = draw(key_value, LENGTH, vocabulary, samples=samples, seed=0, max_new_tokens=None)
     return ask(QuestionGroup(key_value, mode, LENGTH), drawn, vocabulary)
 
@@ -140,7 +140,7 @@ def test_likelihoods_are_measured_on_engines(tiny):
 
 
 def second_questions(model, samples=MOST_ROWS + 2, mode="second-question"):
-    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
+    vocabulary = ModelVocabulary(model.tokenizer, model.config.vocab_size)
     drawn = draw("two-records", LENGTH, vocabulary, samples=samples, seed=0, max_new_tokens=None)
     return ask(QuestionGroup("two-records", mode, LENGTH), drawn, vocabulary)
 

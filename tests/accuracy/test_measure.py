@@ -15,7 +15,7 @@ from kvc_trt import policies
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.measure import measure
-from kvc_trt.accuracy.questions import Vocabulary, ask, draw
+from kvc_trt.accuracy.questions import ModelVocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
 from kvc_trt.models.presets import load_preset
@@ -65,7 +65,7 @@ class Fake:
 
 @pytest.fixture
 def drawn(key_value):
-    vocabulary = Vocabulary(Fake.tokenizer, MODEL.vocab_size)
+    vocabulary = ModelVocabulary(Fake.tokenizer, MODEL.vocab_size)
     return draw(key_value, 128, vocabulary, samples=4, seed=0, max_new_tokens=None)
 
 
@@ -136,7 +136,7 @@ def one_by_one(monkeypatch):
 
 def test_as_many_questions_are_asked_together_as_the_caller_says(drawn, groups, tmp_path):
     model = Fake(drawn)
-    asked = ask(groups[0], drawn, Vocabulary(model.tokenizer, MODEL.vocab_size))
+    asked = ask(groups[0], drawn, ModelVocabulary(model.tokenizer, MODEL.vocab_size))
     longest = max(len(one.prompt_ids) for one in asked.flat)
     with Results(tmp_path / "r", SETTINGS) as results:
         measure(model, VARIANTS, groups[:1], DRAW, results, tokens_at_once=2 * longest)
@@ -253,11 +253,11 @@ def test_questions_that_the_tokenizer_cannot_spell_are_left_out(drawn, tmp_path)
 
 def test_tasks_of_text_without_a_tokenizer_are_refused(key_value):
     with pytest.raises(InputError, match="the model has no tokenizer"):
-        draw(key_value, 128, Vocabulary(None, 326), samples=1, seed=0, max_new_tokens=None)
+        draw(key_value, 128, ModelVocabulary(None, 326), samples=1, seed=0, max_new_tokens=None)
 
 
 def test_recall_is_one_question_per_key_and_scored_together():
-    vocabulary = Vocabulary(None, 512)
+    vocabulary = ModelVocabulary(None, 512)
     drawn = draw("associative-recall", 256, vocabulary, samples=2, seed=0, max_new_tokens=None)
     for mode, question_tokens in (("query-aware", 32), ("query-agnostic", 0)):
         asked = ask(QuestionGroup("associative-recall", mode, 256), drawn, vocabulary)
@@ -270,7 +270,7 @@ def test_recall_is_one_question_per_key_and_scored_together():
 
 
 def test_an_answer_is_complete_when_it_says_all(drawn, groups):
-    vocabulary = Vocabulary(Fake.tokenizer, MODEL.vocab_size)
+    vocabulary = ModelVocabulary(Fake.tokenizer, MODEL.vocab_size)
     question = ask(groups[0], drawn, vocabulary).flat[0]
     ids = Fake.tokenizer.tokenizer.encode(drawn.samples[0].answers[0]).ids
     assert question.is_answered(ids)
@@ -280,7 +280,7 @@ def test_an_answer_is_complete_when_it_says_all(drawn, groups):
 
 def test_a_chat_needs_a_template_and_puts_it_around_the_question(drawn, key_value):
     template = SimpleNamespace(render=lambda messages, **_: f"a{messages[0]['content']}b")
-    vocabulary = Vocabulary(Fake.tokenizer, MODEL.vocab_size)
+    vocabulary = ModelVocabulary(Fake.tokenizer, MODEL.vocab_size)
     with pytest.raises(InputError, match="no chat template"):
         ask(QuestionGroup(key_value, "query-aware", 128, "chat"), drawn, vocabulary)
     with pytest.raises(InputError, match="no chat template takes"):

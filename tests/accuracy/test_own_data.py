@@ -16,7 +16,7 @@ from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.pages.followed import followed
 from kvc_trt.accuracy.pages.html_page import html_page
 from kvc_trt.accuracy.pages.report import Bars
-from kvc_trt.accuracy.questions import Question, Vocabulary, ask
+from kvc_trt.accuracy.questions import ModelVocabulary, Question, ask
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress
@@ -175,7 +175,7 @@ def test_an_answer_ends_at_its_own_limit_and_where_only_a_first_line_counts_with
     asked = {"context": "Ann is 7.", "question": " How old?", "answers": ["7"]}
     lines = [{**asked, "max_new_tokens": 9}, {**asked, "max_new_tokens": 2}, {**asked, "score": "f1:first-line"}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    draw, vocabulary = FileDraw(read_data_file(path)), Vocabulary(load_task_tokenizer(str(tmp_path)), 256)
+    draw, vocabulary = FileDraw(read_data_file(path)), ModelVocabulary(load_task_tokenizer(str(tmp_path)), 256)
 
     def questions(name: str, mode: str) -> list[Question]:
         group = QuestionGroup(name, mode, 100)
@@ -216,7 +216,7 @@ class Notes(NullProgress):
 
 
 def test_truncated_prompts_are_reported(file):
-    vocabulary, told = Vocabulary(load_task_tokenizer("retrieval-tiny"), 0), Notes()
+    vocabulary, told = ModelVocabulary(load_task_tokenizer("retrieval-tiny"), 0), Notes()
     draw = FileDraw(read_data_file(file), truncate="middle")
     assert draw.length(["own-exact"], vocabulary, "plain", 140, told) == 140
     assert told.notes == ["1 of 3 prompts lose their middle: 140 tokens fit"]

@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks.linear_layers import by_bodies
 from kvc_trt.engine.program import read_graph
-from kvc_trt.models.config import Attention, Description, Linear
+from kvc_trt.models.config import Attention, Linear, ModelDescription
 from tests.small_model import SMALL
 
 PART = Linear(key_heads=2, value_heads=4, key_size=16, value_size=8, kernel=4)
-MODEL = replace(SMALL, description=Description(attention=(Attention(linear=PART), Attention(gated=True))))
+MODEL = replace(SMALL, description=ModelDescription(attention=(Attention(linear=PART), Attention(gated=True))))
 DELTA = {"KvcDeltaRule", "KvcDeltaStep"}
 
 

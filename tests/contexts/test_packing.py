@@ -13,7 +13,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.contexts.packing import context_bytes, fingerprint_of, recorded, recorded_model
 from kvc_trt.engine.manifest import digest_of
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
-from kvc_trt.models.config import Description, FeedForward
+from kvc_trt.models.config import FeedForward, ModelDescription
 from kvc_trt.models.presets import load_preset
 from tests.contexts.conftest import packing_without_graphs, random_context
 from tests.every_format import in_formats
@@ -167,5 +167,5 @@ def test_digests_of_older_models_have_not_changed():
     files."""
     written = {"llama3.1-8b": "5afc9f1c94159e57", "qwen3-8b": "4a2582e03b712625", "retrieval-tiny": "3dc07d59c75c1599"}
     assert {name: digest_of(recorded_model(load_preset(name).config))[:16] for name in written} == written
-    biased = dataclasses.replace(SMALL, description=Description(feed_forward=FeedForward(bias=True)))
+    biased = dataclasses.replace(SMALL, description=ModelDescription(feed_forward=FeedForward(bias=True)))
     assert digest_of(recorded_model(biased)) != digest_of(recorded_model(SMALL))

@@ -16,7 +16,7 @@ from kvc_trt.graph.rewrites.expose import expose, index_lists
 from kvc_trt.graph.state import StateTensor, state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.base.parameters import PolicyParameters
-from kvc_trt.models.config import Description, FeedForward, ModelConfig, RopeScaling, Yarn
+from kvc_trt.models.config import FeedForward, ModelConfig, ModelDescription, RopeScaling, Yarn
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
@@ -31,7 +31,7 @@ FAMILIES = {
     "qwen3": replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_size=32),
     "biased": replace(LLAMA, qkv_bias=True, output_bias=True),
     "yarn": replace(
-        LLAMA, rotary_scaling=Yarn(8.0, 64, 1.2), description=Description(feed_forward=FeedForward(bias=True))
+        LLAMA, rotary_scaling=Yarn(8.0, 64, 1.2), description=ModelDescription(feed_forward=FeedForward(bias=True))
     ),
 }
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")

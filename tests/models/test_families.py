@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticUndefined
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import Description, ModelConfig, RopeScaling, check_length
+from kvc_trt.models.config import ModelConfig, ModelDescription, RopeScaling, check_length
 from kvc_trt.models.family import HARMLESS, UNDECLARED, families
 from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
 from kvc_trt.models.formats import open_checkpoint, weights_of
@@ -210,7 +210,7 @@ def test_the_channels_of_a_head_are_in_order_unless_pairs_are_neighbours() -> No
 
 
 def test_the_channels_that_do_not_rotate_are_the_last_of_each_half() -> None:
-    config = replace(SMALL, head_size=12, description=Description(rotary_channels=4))
+    config = replace(SMALL, head_size=12, description=ModelDescription(rotary_channels=4))
     halves, neighbours = (channel_order(config, interleaved=interleaved) for interleaved in (False, True))
     assert halves is not None
     assert neighbours is not None

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import Attention, Description, Experts, FeedForward, Linear, Norms
+from kvc_trt.models.config import Attention, Experts, FeedForward, Linear, ModelDescription, Norms
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.sharding import RowsOfEach, describe_shards, shards
 from kvc_trt.models.weights import expected_tensors
@@ -33,7 +33,7 @@ def models_and_ranks(draw):
     bias = experts is None and draw(st.booleans())
     model = replace(
         SMALL,
-        description=Description(experts=experts, feed_forward=FeedForward(gated=not bias, bias=bias)),
+        description=ModelDescription(experts=experts, feed_forward=FeedForward(gated=not bias, bias=bias)),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_size=draw(st.sampled_from([2, 4])),
@@ -141,12 +141,15 @@ def test_the_last_of_four_ranks_of_llama_70b_has_its_part():
 @pytest.mark.parametrize(
     ("description", "words"),
     [
-        (Description(norms=Norms(heads="together")), "a norm over all heads of queries or keys"),
-        (Description(attention=(Attention(linear=Linear(1, 1, 8, 8, 4)), Attention())), "linear layers"),
-        (Description(attention=(Attention(gated=True),)), "gates of attention's result"),
-        (Description(attention_softcap=30.0), "capped logits, sinks of attention and clamped gates"),
-        (Description(experts=Experts(4, 2, 31)), "31 channels of each expert cannot be divided among 2 ranks"),
-        (Description(experts=Experts(4, 2, 32, shared_size=7)), "7 channels of the shared expert cannot be divided"),
+        (ModelDescription(norms=Norms(heads="together")), "a norm over all heads of queries or keys"),
+        (ModelDescription(attention=(Attention(linear=Linear(1, 1, 8, 8, 4)), Attention())), "linear layers"),
+        (ModelDescription(attention=(Attention(gated=True),)), "gates of attention's result"),
+        (ModelDescription(attention_softcap=30.0), "capped logits, sinks of attention and clamped gates"),
+        (ModelDescription(experts=Experts(4, 2, 31)), "31 channels of each expert cannot be divided among 2 ranks"),
+        (
+            ModelDescription(experts=Experts(4, 2, 32, shared_size=7)),
+            "7 channels of the shared expert cannot be divided",
+        ),
     ],
 )
 def test_parts_that_are_not_divided_are_refused_by_name(description, words):

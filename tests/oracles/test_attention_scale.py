@@ -13,7 +13,7 @@ import torch
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.methods.base.registry import method
-from kvc_trt.models.config import Description
+from kvc_trt.models.config import ModelDescription
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import batch_of
@@ -26,7 +26,7 @@ from tests.small_model import SMALL
 
 FACTOR = 4.0
 """A power of two: products with it are exact."""
-SCALED = replace(SMALL, description=Description(attention_scale=FACTOR / SMALL.head_size**0.5))
+SCALED = replace(SMALL, description=ModelDescription(attention_scale=FACTOR / SMALL.head_size**0.5))
 STEPS = 6
 
 

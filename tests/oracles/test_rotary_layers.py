@@ -17,7 +17,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.openvino.executor import OpenVinoExecutor
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.methods.base.registry import method
-from kvc_trt.models.config import Attention, Description
+from kvc_trt.models.config import Attention, ModelDescription
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.reference.model.decoder import ReferenceDecoder
@@ -142,7 +142,7 @@ def test_positions_are_nothing_to_a_model_without_rotation(tmp_path: Path) -> No
 
 
 KINDS_OF_LAYERS = Attention(), Attention(rotary=False)
-MIXED = replace(SMALL, description=Description(attention=KINDS_OF_LAYERS, rotary_channels=SMALL.head_size // 2))
+MIXED = replace(SMALL, description=ModelDescription(attention=KINDS_OF_LAYERS, rotary_channels=SMALL.head_size // 2))
 """One layer in two rotates, and half of each head of it."""
 ROTATING = (
     "expected-attention",

@@ -12,7 +12,7 @@ from benchmarks.experts.pages import resident_bytes, shares
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.models.config import Description, Experts
+from kvc_trt.models.config import Experts, ModelDescription
 from tests.small_model import SMALL
 from tests.small_programs import SmallPrograms, copied
 
@@ -22,7 +22,7 @@ MODEL = replace(
     architecture="MixtralForCausalLM",
     hidden_size=256,
     intermediate_size=EXPERTS.size,
-    description=Description(experts=EXPERTS),
+    description=ModelDescription(experts=EXPERTS),
 )
 NEIGHBOURS = 2 << 20
 """Bytes at most that the system maps beside those that are read."""

@@ -19,7 +19,7 @@ from kvc_trt.profile.requests import run as requests_run
 from kvc_trt.profile.requests.client import Answered, Run, ask_all
 from kvc_trt.profile.requests.figures import KINDS, figures, over_repeats
 from kvc_trt.profile.requests.lengths import Lengths
-from kvc_trt.profile.requests.load import Asked, Asking, Load, asking
+from kvc_trt.profile.requests.load import Asking, Load, LoadRequest, asking
 from kvc_trt.profile.requests.run import profile_requests
 from kvc_trt.profile.requests.sides import sides_of
 from kvc_trt.progress import NullProgress
@@ -108,7 +108,7 @@ def test_equal_seeds_ask_the_same_and_arrive_at_the_rate(engine):
 
 
 def _asked(*lengths):
-    requests = tuple(Asked(lambda: (), prompt, answer) for prompt, answer in lengths)
+    requests = tuple(LoadRequest(lambda: (), prompt, answer) for prompt, answer in lengths)
     return Asking(requests, (0.0,) * len(requests), "")
 
 

@@ -80,6 +80,22 @@ def test_a_full_queue_says_busy_and_keeps_nothing():
     assert one.metrics()["ended"] == {"length": 3}
 
 
+def test_a_full_queue_refuses_no_turn():
+    """A turn has a row already, and no second one may wait for it."""
+    one = scheduler(rows=2, queue_limit=1)
+    kept = one.submit(Request([1], max_new_tokens=1, stay=True))
+    finish(one)
+    one.submit(Request([1], max_new_tokens=1))
+    with pytest.raises(Busy):
+        one.submit(Request([1], max_new_tokens=1))
+    turn = one.ask(kept, [2], max_new_tokens=1)
+    assert one.metrics()["waiting"] == 2
+    with pytest.raises(InputError, match="another turn waits"):
+        one.ask(kept, [2], max_new_tokens=1)
+    finish(one)
+    assert turn.done
+
+
 def test_an_invalid_request_is_refused_where_it_is_made():
     one = scheduler()
     for request in (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_needles, repeated
+from kvc_trt.tasks.haystack import SHORT_SENTENCES, FirstItems, fit_units, insert_needles, repeated
 from kvc_trt.tasks.kinds.passkey import BACKGROUND
 
 
@@ -31,13 +31,13 @@ def test_units_keep_their_order_and_no_needle_is_lost(depths, count):
 
 def test_drawn_items_are_remembered():
     numbers = iter(range(5))
-    drawn = Drawn(numbers)
+    drawn = FirstItems(numbers)
     assert drawn.first(3) == [0, 1, 2]
     assert drawn.first(1) == [0]
     assert drawn.first(0) == []
     assert next(numbers) == 3
     assert drawn.first(9) == [0, 1, 2, 4]
-    assert Drawn(repeated("ab")).first(5) == list("ababa")
+    assert FirstItems(repeated("ab")).first(5) == list("ababa")
 
 
 @pytest.mark.parametrize("sentence", [*SHORT_SENTENCES, *BACKGROUND])

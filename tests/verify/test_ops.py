@@ -18,9 +18,9 @@ from kvc_trt.verify.engine_run import observe
 from kvc_trt.verify.questions.prompts import random_prompts
 from kvc_trt.verify.rankings.array_errors import maximum_error
 from kvc_trt.verify.rungs import inputs
-from kvc_trt.verify.rungs import operators as rung
 from kvc_trt.verify.rungs.inputs import prompt_cases, step_cases
 from kvc_trt.verify.rungs.operators import check_operators
+from kvc_trt.verify.rungs.parts.prefill_attention import as_rounded
 from kvc_trt.verify.thresholds import thresholds_for
 from tests.plugins_cuda.conftest import one_thread
 from tests.verify.conftest import MODEL
@@ -155,5 +155,5 @@ def test_an_output_rounded_to_bfloat16_is_judged_before_it_was_rounded(error: fl
     exact = np.random.default_rng(0).standard_normal((1, 2, 64, 16)).astype(np.float32)
     largest = max(1.0, float(np.abs(exact).max()))
     widened = (exact + error * largest).astype("bfloat16").astype(np.float32)
-    assert (maximum_error(rung._as_rounded(widened), exact) <= 2e-3) == passes
-    assert rung._as_rounded(exact) is exact
+    assert (maximum_error(as_rounded(widened), exact) <= 2e-3) == passes
+    assert as_rounded(exact) is exact

@@ -16,14 +16,14 @@ OTHERS = [[0, 4], [2, 4]]
 def compared(lists, output, monkeypatch):
     """Two KV heads of two query heads each: float32 reads LISTS and answers 1, float64 reads OTHERS and answers 2."""
 
-    def select(query, read, parameters, dtype):
+    def select(read, parameters, dtype):
         single = dtype is np.float32
         selected = torch.tensor([LISTS if single else OTHERS], dtype=torch.int32)
         return reference.Selection(torch.full((1, 4, 3), 1.0 if single else 2.0), selected)
 
     monkeypatch.setattr(steps, "_select", select)
     given = np.array([output], np.float32)[..., None].repeat(3, axis=2)
-    return steps.compare_either(None, ReadByStep(None, None, np.array([5]), given, np.array([lists])), None)
+    return steps.compare_either(ReadByStep(None, None, None, np.array([5]), given, np.array([lists])), None)
 
 
 def test_each_list_is_judged_by_the_run_that_it_equals(monkeypatch):

@@ -26,7 +26,7 @@ from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, variants
 from kvc_trt.accuracy.measure import measure
-from kvc_trt.accuracy.questions import Vocabulary
+from kvc_trt.accuracy.questions import ModelVocabulary
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.progress import progress_on
@@ -48,7 +48,7 @@ class OneDraw(QuestionDraw):
 
     drawn: dict[QuestionGroup, DataSet] = field(default_factory=dict, compare=False)
 
-    def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:
+    def data_set(self, group: QuestionGroup, vocabulary: ModelVocabulary) -> DataSet:
         """Return all samples of a group."""
         if group not in self.drawn:
             self.drawn[group] = super().data_set(group, vocabulary)

@@ -35,7 +35,7 @@ from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.measure import GroupMeasurement, measure
-from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
+from kvc_trt.accuracy.questions import ModelVocabulary, QuestionSet, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.files.atomic import write_whole
@@ -102,7 +102,7 @@ def write_questions(model: PolicyEngines, names: Sequence[str], directory: Path)
 
     Those of the stages that ask RocketKV, which the others are set beside.
     """
-    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
+    vocabulary = ModelVocabulary(model.tokenizer, model.config.vocab_size, model.template)
     known: dict[QuestionGroup, dict[str, Any]] = {}
     for stage in (stage for name in names if (stage := STAGES[name]).beside_kvpress):
         for group in stage.groups:

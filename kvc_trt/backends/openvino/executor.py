@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.openvino.lowering import Constants, Target
+from kvc_trt.backends.openvino.lowering import GraphConstants, Target
 from kvc_trt.backends.openvino.paged_attention import AttentionHeads
 from kvc_trt.backends.openvino.prefill import CompiledGraph
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
@@ -55,7 +55,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         if self._expose_prefill:
             model = expose(model, self._expose_prefill)
         with self.program.weight_file.steady():
-            constants = Constants.mapped(model.graph, self.program.weight_file)
+            constants = GraphConstants.mapped(model.graph, self.program.weight_file)
             return CompiledGraph(model, constants, self._target)
 
     @override

@@ -11,7 +11,7 @@ from typing_extensions import override
 from kvc_trt.backends.harness import Array, EngineOperator
 from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 from kvc_trt.backends.openvino.executor import OpenVinoExecutor, target_of
-from kvc_trt.backends.openvino.lowering import Constants, Target
+from kvc_trt.backends.openvino.lowering import GraphConstants, Target
 from kvc_trt.backends.openvino.prefill import CompiledGraph, release
 from kvc_trt.backends.single_operator import SingleOperator, single_operators
 from kvc_trt.engine.program import Program, engine_program, read_graph
@@ -32,7 +32,7 @@ class OpenVinoOperator:
     def run(self, **inputs: Array) -> list[Array]:
         """Return the outputs in the operator's order; quantised matrices are constants, as in the graph."""
         given = {name: np.array(inputs[name], order="C") for name in self._single.inputs}
-        constants = Constants({name: given.pop(name) for name in ("packed", "scales") if name in given})
+        constants = GraphConstants({name: given.pop(name) for name in ("packed", "scales") if name in given})
         model = _with_shapes(self._single.model, given)
         compiled = CompiledGraph(model, constants, self._target)
         names = [output.name for output in model.graph.output]

@@ -40,7 +40,7 @@ Conversion: TypeAlias = "Callable[[Any], list[openvino.Output]]"
 
 
 @dataclass(frozen=True)
-class Constants:
+class GraphConstants:
     """Constants of a graph by name. OpenVINO does not copy them: they must live as long as a model that uses them."""
 
     arrays: Mapping[str, Array]
@@ -48,7 +48,7 @@ class Constants:
     """The file that holds them, if any does."""
 
     @classmethod
-    def mapped(cls, graph: GraphProto, weights: HeldFile) -> Constants:
+    def mapped(cls, graph: GraphProto, weights: HeldFile) -> GraphConstants:
         """Map the initializers that a graph keeps in the weight file."""
         from onnx import helper
 
@@ -91,7 +91,7 @@ class Target:
         return frozenset(() if self.heads.supported else (PREFILL_ATTENTION.name,))
 
 
-def lower(model: ModelProto, constants: Constants, target: Target) -> openvino.Model:
+def lower(model: ModelProto, constants: GraphConstants, target: Target) -> openvino.Model:
     """Return OpenVINO's form of a prefill graph, or of one operator. `model` stays as it is.
 
     The named `constants` replace initializers or inputs. States come first among the outputs: OpenVINO runs a graph
@@ -118,7 +118,7 @@ def lower(model: ModelProto, constants: Constants, target: Target) -> openvino.M
     return lowered
 
 
-def _conversions(model: ModelProto, constants: Constants, target: Target) -> dict[str, Conversion]:
+def _conversions(model: ModelProto, constants: GraphConstants, target: Target) -> dict[str, Conversion]:
     """Return for each operator the function that turns a node into its outputs in OpenVINO's graph."""
     found: dict[str, Conversion] = {}
     if PREFILL_ATTENTION.name not in target.inlined:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.openvino.lowering import Array, Constants, Target, lower
+from kvc_trt.backends.openvino.lowering import Array, GraphConstants, Target, lower
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.models.quantisation import BLOCK
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class CompiledGraph:
     """A graph that OpenVINO compiled."""
 
-    def __init__(self, model: ModelProto, constants: Constants, target: Target) -> None:
+    def __init__(self, model: ModelProto, constants: GraphConstants, target: Target) -> None:
         """Lower and compile a graph; UnsupportedEnvironment if this OpenVINO cannot."""
         import openvino
 

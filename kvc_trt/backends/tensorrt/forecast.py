@@ -13,7 +13,13 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from kvc_trt.backends.tensorrt.building.profiles import Profile, Range, extend_profiles, longest_turn, prefill_profiles
+from kvc_trt.backends.tensorrt.building.profiles import (
+    Profile,
+    SizeRange,
+    extend_profiles,
+    longest_turn,
+    prefill_profiles,
+)
 from kvc_trt.backends.tensorrt.format import no_turns
 from kvc_trt.backends.tensorrt.running.memory import DevicePlan, EngineBytes, fits_by, plan_memory, remedies, sizes_for
 from kvc_trt.errors import UnsupportedEnvironment
@@ -155,7 +161,7 @@ def modelled_engine(
     # Compaction: votes and the selection's keys for every token and KV head, and as much again to compute them.
     tokens = max(profile.largest_tokens for profile in prefill) if parameters.eviction.evicts else 0
     workspace = 4 * FLOAT32 * model.num_key_value_heads * tokens
-    step = activation_bytes(model, Profile(Range(rows, rows, rows)))
+    step = activation_bytes(model, Profile(SizeRange(rows, rows, rows)))
     if no_turns(parameters) is not None:
         return EngineBytes(copy, copy, max(prompts + workspace, step), "modelled")
     state = state_tensors(model, parameters, model.dtype, turns=True)

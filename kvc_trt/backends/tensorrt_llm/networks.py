@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvc_trt.backends.tensorrt.building.profiles import Range, decode_profiles, prefill_profiles
+from kvc_trt.backends.tensorrt.building.profiles import SizeRange, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi, Tensor
 from kvc_trt.backends.tensorrt_llm.layers import Angles, NetworkLayers, add_plugin, compact, own_attributes
 from kvc_trt.graph.state import state_tensors, uses_pages
@@ -80,7 +80,7 @@ def define_decode(layers: NetworkLayers, parameters: PolicyParameters, max_batch
     layers.head(x).mark_output("logits", "float32")
 
 
-def _dynamic(name: str, ranges: Sequence[Range]) -> Dynamic:
+def _dynamic(name: str, ranges: Sequence[SizeRange]) -> Dynamic:
     return name, [(one.smallest, one.fastest, one.largest) for one in ranges]
 
 

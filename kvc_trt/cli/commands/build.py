@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import cloup
 
 from kvc_trt.backends.registry import backend, names
+from kvc_trt.building import Built, build_configured
 from kvc_trt.cli.options.build import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.options.types import NumberOr
 from kvc_trt.cli.text import printing
@@ -17,9 +18,6 @@ from kvc_trt.cli.text.policy import compresses_nothing, describe_parameters
 from kvc_trt.config import configured, parse_settings
 from kvc_trt.errors import escaped
 from kvc_trt.sizes import readable_size
-
-if TYPE_CHECKING:
-    from kvc_trt.building import Built
 
 
 @cloup.command()
@@ -112,8 +110,6 @@ def command(
     The directory appears whole or not at all. An interrupted build goes on from its finished stages; building the same
     inputs again finds the engine up to date.
     """
-    from kvc_trt.building import build_configured
-
     given = {name: value for name, value in flags.items() if value is not None}
     config, recorded = configured(configuration, ("--set", parse_settings(settings)), ("command line", given))
     built = build_configured(

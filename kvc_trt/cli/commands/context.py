@@ -14,7 +14,7 @@ import cloup
 
 from kvc_trt import Engine
 from kvc_trt.backends.registry import names
-from kvc_trt.cli.options.prompts import Prompts, read_prompts, warn_of_bare_text
+from kvc_trt.cli.options.prompts import PromptOptions, read_prompts, warn_of_bare_text
 from kvc_trt.cli.options.types import SEALED
 from kvc_trt.cli.text import printing
 from kvc_trt.contexts.file import inspect_context
@@ -49,7 +49,7 @@ class SaveArguments:
     sealed: bool
     as_json: bool
 
-    def one_prompt(self) -> Prompts:
+    def one_prompt(self) -> PromptOptions:
         """Return the prompt; InputError for a file of several, UsageError unless exactly one option gives it."""
         asked = read_prompts(self.prompt, self.prompt_file, self.prompt_ids, None, None, document=None, system=None)
         if len(asked) > 1:

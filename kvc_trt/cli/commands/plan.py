@@ -16,7 +16,7 @@ from kvc_trt.cli.text.plan.budgets import compare_text, limit_text
 from kvc_trt.cli.text.plan.sections import plan_text
 from kvc_trt.cli.text.printing import json_option, print_json, show
 from kvc_trt.config import configured, parse_settings
-from kvc_trt.profile.planning.question import Question, answered
+from kvc_trt.profile.planning.question import PlanQuestion, answered
 
 DEFAULT_BANDWIDTH = 12.5e9
 """Bytes per second: 100 Gbit/s."""
@@ -92,8 +92,8 @@ def command(
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
     if bandwidth is not None and not disaggregated:
         raise click.UsageError("--bandwidth goes with --disaggregated")
-    asked = {field.name: others.pop(field.name) for field in fields(Question) if field.name in others}
-    question = Question(**asked, network=bandwidth or DEFAULT_BANDWIDTH if disaggregated else None)
+    asked = {field.name: others.pop(field.name) for field in fields(PlanQuestion) if field.name in others}
+    question = PlanQuestion(**asked, network=bandwidth or DEFAULT_BANDWIDTH if disaggregated else None)
     given = {name: value for name, value in others.items() if value is not None}
     by_set = parse_settings(settings)
     question.check({**by_set, **given})

@@ -18,7 +18,7 @@ from kvc_trt.cli.options.serve import ServeArguments
 from kvc_trt.cli.options.types import SEALED
 from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.serving.dynamo.deployment import Deployment, Role, Running, Served
+from kvc_trt.serving.dynamo.deployment import DeployedEngine, Deployment, Role, Running
 from kvc_trt.serving.dynamo.environment import require_dynamo
 from kvc_trt.serving.protocol.tools import PARSERS
 from kvc_trt.serving.triton.installation import find_triton
@@ -170,13 +170,13 @@ def check_host(host: str, api_key: str | None) -> None:
         )
 
 
-def served_engines(arguments: tuple[str, ...], role: Role = "aggregated") -> list[Served]:
+def served_engines(arguments: tuple[str, ...], role: Role = "aggregated") -> list[DeployedEngine]:
     """Return the engines of `[NAME=]ENGINE` arguments; InputError for a bad name, or one that is given twice."""
     if role == "frontend" and arguments:
         raise click.UsageError("--role frontend runs no engine; prefill and decode have them")
     if role != "frontend" and not arguments:
         raise click.UsageError("expected at least one ENGINE")
-    found: dict[str, Served] = {}
+    found: dict[str, DeployedEngine] = {}
     for argument in arguments:
         name, separator, directory = argument.partition("=")
         path = Path(directory if separator else argument)
@@ -186,5 +186,5 @@ def served_engines(arguments: tuple[str, ...], role: Role = "aggregated") -> lis
             raise InputError(wrong, hint="NAME=ENGINE")
         if name in found:
             raise InputError(f"two engines have the name {name}", hint="give one of them another: NAME=ENGINE")
-        found[name] = Served(name, path)
+        found[name] = DeployedEngine(name, path)
     return list(found.values())

@@ -11,7 +11,7 @@ import cloup
 
 from kvc_trt import Grammar, Sampling
 from kvc_trt.files.inputs import read_text_input
-from kvc_trt.runtime.answer_rules import RULES, Client, Rule, rules_of
+from kvc_trt.runtime.answer_rules import RULES, AnswerRule, Client, rules_of
 from kvc_trt.runtime.grammar.schema import MOST_CHARACTERS
 from kvc_trt.runtime.kinds import Kind
 
@@ -55,7 +55,7 @@ def _grammar(schema: Path | None, choices: tuple[str, ...], regex: str | None) -
     return None if regex is None else Grammar.regex(regex)
 
 
-def _option(flag: str, rule: Rule) -> Callable[..., Any]:
+def _option(flag: str, rule: AnswerRule) -> Callable[..., Any]:
     if rule.kind is Kind.SWITCH:
         return cloup.option(flag, rule.name, is_flag=True, help=rule.help)
     if rule.kind is Kind.TEXTS:
@@ -65,7 +65,7 @@ def _option(flag: str, rule: Rule) -> Callable[..., Any]:
     )  # fmt: skip
 
 
-def _type(rule: Rule) -> Any:
+def _type(rule: AnswerRule) -> Any:
     if rule.choices:
         return click.Choice(rule.choices)
     if rule.name == "max_new_tokens":  # only the session would refuse it, after the engine is loaded

@@ -25,7 +25,7 @@ _SHOWN_WORDS = 5
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptOptions:
     """The prompts as given, before an engine reads them; exactly one of the three is set."""
 
     text: str | None = None
@@ -56,7 +56,7 @@ def read_prompts(
     *,
     document: Path | None,
     system: str | None,
-) -> Prompts:
+) -> PromptOptions:
     """Return the prompts that the options give; UsageError unless exactly one of the first five gives a prompt."""
     if sum(source is not None for source in (text, text_file, ids_file, question, messages_file)) != 1:
         raise click.UsageError(f"give exactly one of {PROMPT_OPTIONS}")
@@ -65,25 +65,25 @@ def read_prompts(
     if document is not None and question is None:
         raise click.UsageError("--document goes with --chat")
     if ids_file is not None:
-        return Prompts(ids=read_prompt_ids(ids_file))
+        return PromptOptions(ids=read_prompt_ids(ids_file))
     if question is not None:
         if document is not None and question:
             question = f"{read_text(document).rstrip()}\n\n{question}"
         asked = [{"role": "user", "content": question}]
-        return Prompts(conversations=[check_messages(asked, "--chat", system=system)])
+        return PromptOptions(conversations=[check_messages(asked, "--chat", system=system)])
     if messages_file is not None:
-        return Prompts(conversations=read_messages(messages_file, system))
-    return Prompts(text=text if text_file is None else read_text(text_file))
+        return PromptOptions(conversations=read_messages(messages_file, system))
+    return PromptOptions(text=text if text_file is None else read_text(text_file))
 
 
-def warn_of_bare_text(asked: Prompts, engine: Engine, hint: str) -> None:
+def warn_of_bare_text(asked: PromptOptions, engine: Engine, hint: str) -> None:
     """Say on stderr that a text bypasses the model's chat template, if that is so."""
     if asked.is_bare_text and engine.directory.chat_template is not None:
         message = "the model has a chat template, and this prompt bypasses it: chat models often give no answer then"
         show(f"warning: {message}\nhint: {hint}", err=True)
 
 
-def warn_of_unknown_words(asked: Prompts, engine: Engine) -> None:
+def warn_of_unknown_words(asked: PromptOptions, engine: Engine) -> None:
     """Say on stderr which words the model reads as its unknown token, if there are any."""
     tokenizer = engine.directory.tokenizer
     said = (message.get("content") for messages in asked.conversations for message in messages)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kvc_trt.backends.run_options import PrefillPrecision
-from kvc_trt.cli.options.prompts import Prompts, read_prompts
+from kvc_trt.cli.options.prompts import PromptOptions, read_prompts
 from kvc_trt.files.atomic import check_new_file
 
 END = "/exit"
@@ -56,7 +56,7 @@ class RunArguments:
         """True if all questions are read from standard input."""
         return self.chat == FROM_INPUT
 
-    def prompts(self) -> Prompts:
+    def prompts(self) -> PromptOptions:
         """Read the prompts; UsageError for options that exclude each other, before any engine is loaded."""
         for is_wrong, message in _WRONG:
             if is_wrong(self):
@@ -73,7 +73,7 @@ class RunArguments:
             raise click.UsageError(f"{option} shows one answer, found {len(prompts)} prompts in {source}")
         return prompts
 
-    def _read(self) -> Prompts:
+    def _read(self) -> PromptOptions:
         text, files = self.prompt, (self.prompt_file, self.prompt_ids)
         if self.context is not None and text is None and files == (None, None):
             text = ""  # the answer alone continues the stored text

@@ -22,7 +22,7 @@ from kvc_trt.models.formats import (
     read_model_config,
     weights_of,
 )
-from kvc_trt.models.presets import Recommendation, load_preset
+from kvc_trt.models.presets import RecommendedPolicy, load_preset
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.hub import WAYS_OUT, fetch, fetch_config, is_repository, ways_out_of
@@ -67,7 +67,7 @@ class ModelChoice:
     """The file of a package that the preset names as its weights, if any."""
     blocks: bool = False
     """True if the weights are a checkpoint whose quantised matrices an engine holds as they are (`--weights keep`)."""
-    recommended: Recommendation | None = None
+    recommended: RecommendedPolicy | None = None
 
     @property
     def quantised(self) -> Literal["fp8", "int4"] | None:

@@ -14,7 +14,7 @@ from kvc_trt.engine.resolution.model_choice import ModelChoice
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.presets import Recommendation
+from kvc_trt.models.presets import RecommendedPolicy
 from kvc_trt.models.weights import count_parameters
 from kvc_trt.sizes import readable_size
 from kvc_trt.validation import validated
@@ -65,7 +65,7 @@ def compute_dtype(weights: str) -> str:
     return {"fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}.get(weights, "float32")
 
 
-def recommended(config: BuildConfig, choice: ModelChoice) -> Recommendation | None:
+def recommended(config: BuildConfig, choice: ModelChoice) -> RecommendedPolicy | None:
     """Return the model preset's recommendation for a build that names neither policy nor token budget; None for others.
 
     The recommendation was measured at one token budget; another budget may be too small for it, since it has to hold

@@ -18,7 +18,6 @@ from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, decode_selection
 from kvc_trt.methods.base.isolated_runs import (
     Array,
-    ExactList,
     Found,
     PromptCase,
     PromptRun,
@@ -161,8 +160,7 @@ def rows_alone(own: Operator, alike: Run[Case]) -> Run[Case]:
             budget = min(max(budget, rule.sinks + 1), rule.capacity - selection.spare_slots)
             alone = selection.at_budget(rule, budget)
             of_row = alike(_OfOneRow(operator, own, rule, alone), _row_of(case, row, alone.capacity), alone)
-            chosen = [one._replace(row=row) if isinstance(one, ExactList) else one for one in of_row.chosen]
-            found += replace(of_row, chosen=chosen)
+            found += replace(of_row, lists=[one._replace(row=row) for one in of_row.lists])
         return found
 
     return run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,21 @@ Float = NDArray[np.floating]
 Int64 = NDArray[np.int64]
 
 
-def sinks_of(case: PromptCase | StepCase | TurnCase) -> dict[str, Array]:
+def sinks_of(case: CacheCase) -> dict[str, Array]:
     """Return the sinks of a case's softmax by the name of the operators' input, in the type of its keys."""
     if case.softmax.sinks is None:
         return {}
-    keys = case.k if isinstance(case, PromptCase) else case.k_new
-    return {SINK_LOGITS: case.softmax.sinks.numpy().astype(keys.dtype)}
+    return {SINK_LOGITS: case.softmax.sinks.numpy().astype(case.exact_keys.dtype)}
+
+
+class StoredVectors(Protocol):
+    """The vectors that a cache in a format gives back of exact ones."""
+
+    def store(self, exact: Array) -> Array:
+        """Return what a cache gives back of vectors [..., D] once it has stored them."""
+
+    def hold(self, exact: Array) -> Array:
+        """Return vectors like `exact` that a cache can hold; zeros stay zeros."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,15 @@ class PromptCase:
     """The values that a cache gives back of `k`, if its format changes that; the same for `kept_v`."""
     kept_v: Float | None = None
     softmax: Softmax = PLAIN
+
+    @property
+    def exact_keys(self) -> Float:
+        """The keys that are stored, before a cache changes them."""
+        return self.k
+
+    def in_caches(self, keys: StoredVectors, values: StoredVectors) -> PromptCase:
+        """Return the case over caches with a format."""
+        return replace(self, kept_k=keys.store(self.k), kept_v=values.store(self.v))
 
     def kept(self, indices: Array) -> tuple[Array, Array]:
         """Return the keys and values at `indices` [B,G,C] as a cache reads them back, with zeros where one is -1."""
@@ -90,6 +108,15 @@ class StepCase:
     cache_lengths: Int64
     softmax: Softmax = PLAIN
 
+    @property
+    def exact_keys(self) -> Float:
+        """The keys that are stored, before a cache changes them."""
+        return self.k_new
+
+    def in_caches(self, keys: StoredVectors, values: StoredVectors) -> StepCase:
+        """Return the case over caches with a format."""
+        return _in_caches(self, keys, values)
+
     def inputs(self) -> dict[str, Array]:
         """The inputs that all steps share."""
         names = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
@@ -119,6 +146,15 @@ class TurnCase:
     """New tokens of each row, [B]."""
     softmax: Softmax = PLAIN
 
+    @property
+    def exact_keys(self) -> Float:
+        """The keys that are stored, before a cache changes them."""
+        return self.k_new
+
+    def in_caches(self, keys: StoredVectors, values: StoredVectors) -> TurnCase:
+        """Return the case over caches with a format."""
+        return _in_caches(self, keys, values)
+
     def inputs(self) -> dict[str, Array]:
         """The inputs that the operators of a turn share."""
         names = ("q", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths", "lengths")
@@ -141,6 +177,15 @@ class TurnCase:
         return PromptCase(self.name, self.ties, q_window, keys, values, count, softmax=self.softmax)
 
 
+Extending = TypeVar("Extending", StepCase, TurnCase)
+
+
+def _in_caches(case: Extending, keys: StoredVectors, values: StoredVectors) -> Extending:
+    """Return a case whose caches hold what they can, and whose new tokens are those that the caches give back."""
+    held = replace(case, k_cache=keys.hold(case.k_cache), v_cache=values.hold(case.v_cache))
+    return replace(held, k_new=keys.store(case.k_new), v_new=values.store(case.v_new))
+
+
 class RunnableAlone(Protocol):
     """One operator with an engine's constants."""
 
@@ -151,6 +196,7 @@ class RunnableAlone(Protocol):
 class ReadByStep(NamedTuple):
     """The tokens that a step read, to be judged by the rule's selection; the cache holds the current token."""
 
+    query: Array
     keys: Array
     values: Array
     lengths: Array
@@ -179,23 +225,29 @@ class ExactList(NamedTuple):
     """The entries, where softmax weights rank them, which underflow may lose; None for other rankings."""
 
 
-Choice: TypeAlias = "ReadByStep | KeptOfPrompt | ExactList"
-
-
 @dataclass(frozen=True)
 class Found:
-    """The findings of an isolated run, as pairs (found, expected)."""
+    """The findings of an isolated run: choices by the way in which they are judged, and pairs (found, expected)."""
 
-    chosen: Sequence[Choice] = ()
+    lists: Sequence[ExactList] = ()
+    kept: Sequence[KeptOfPrompt] = ()
+    read: Sequence[ReadByStep] = ()
     moved: Sequence[tuple[Array, Array]] = ()
     """Pairs that must be bit-identical."""
     computed: Sequence[tuple[Array, Array]] = ()
     """Pairs that must be equal up to rounding."""
 
     def __add__(self, other: Found) -> Found:
-        return Found((*self.chosen, *other.chosen), (*self.moved, *other.moved), (*self.computed, *other.computed))
+        return Found(
+            (*self.lists, *other.lists),
+            (*self.kept, *other.kept),
+            (*self.read, *other.read),
+            (*self.moved, *other.moved),
+            (*self.computed, *other.computed),
+        )
 
 
+CacheCase: TypeAlias = "PromptCase | StepCase | TurnCase"
 PromptRun: TypeAlias = Callable[[RunnableAlone, PromptCase, Constants], Found]
 StepRun: TypeAlias = Callable[[RunnableAlone, StepCase, Constants], Found]
 TurnRun: TypeAlias = Callable[[RunnableAlone, TurnCase, Constants], Found]

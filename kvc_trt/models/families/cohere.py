@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Description, Norms
+from kvc_trt.models.config import ModelDescription, Norms
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.fields.rotary import Base
 
@@ -32,11 +32,11 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(norms=Norms("layer", place="shared"), logit_scale=fields.logit_scale),
+        "description": ModelDescription(norms=Norms("layer", place="shared"), logit_scale=fields.logit_scale),
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     return {"logit_scale": description.logit_scale}
 
 

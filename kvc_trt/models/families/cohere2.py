@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Attention, Description, Norms
+from kvc_trt.models.config import Attention, ModelDescription, Norms
 from kvc_trt.models.families.cohere import CohereFields
 from kvc_trt.models.family import Family, GgufArchitecture, LayerType
 from kvc_trt.models.fields.rotary import Length
@@ -32,7 +32,7 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(
+        "description": ModelDescription(
             attention=attention_by_layer(fields, given, every, sliding=Attention(), full=Attention(rotary=False)),
             norms=Norms("layer", place="shared"),
             logit_scale=fields.logit_scale,
@@ -40,7 +40,7 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     return {**fields_of_attention(description), "logit_scale": description.logit_scale}
 
 

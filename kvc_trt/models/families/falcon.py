@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
+from kvc_trt.models.config import FeedForward, ModelConfig, ModelDescription, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows, joined_by_kv_head, renamed_in_layers
 from kvc_trt.models.fields.rotary import Length
@@ -57,14 +57,14 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     own = {
         "qkv_bias": fields.bias,
         "output_bias": fields.bias,
-        "description": Description(norms=norms, feed_forward=feed_forward),
+        "description": ModelDescription(norms=norms, feed_forward=feed_forward),
     }
     if new:
         return own
     return own | {"num_key_value_heads": 1 if fields.multi_query else fields.num_attention_heads}
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     """Any number of KV heads is one of the new architecture."""
     place = description.norms.place
     new = place != "before"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Attention, Description, FeedForward, Norms
+from kvc_trt.models.config import Attention, FeedForward, ModelDescription, Norms
 from kvc_trt.models.family import ActivationName, DecoderFields, Family, GgufArchitecture, LayerType
 from kvc_trt.models.fields.gemma import sliding_fields_of_gguf, weights_of_norms
 from kvc_trt.models.fields.rotary import Length
@@ -43,7 +43,7 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(
+        "description": ModelDescription(
             attention=attention_by_layer(fields, given, 2, sliding=Attention(), full=Attention()),
             norms=Norms(place="both"),
             feed_forward=FeedForward(activation="gelu-tanh"),
@@ -55,7 +55,7 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     scale = description.attention_scale
     return {
         **fields_of_attention(description),

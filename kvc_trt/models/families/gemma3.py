@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from kvc_trt.models.config import Attention, Description, FeedForward, Norms
+from kvc_trt.models.config import Attention, FeedForward, ModelDescription, Norms
 from kvc_trt.models.family import ActivationName, BesideImages, DecoderFields, Family, GgufArchitecture, LayerType
 from kvc_trt.models.fields.gemma import sliding_fields_of_gguf, weights_of_norms
 from kvc_trt.models.fields.rotary import Base, Length
@@ -47,7 +47,7 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
         "qk_norm": True,
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(
+        "description": ModelDescription(
             attention=attention_by_layer(fields, given, every, sliding=sliding, full=Attention()),
             norms=Norms(place="both"),
             feed_forward=FeedForward(activation="gelu-tanh"),
@@ -57,7 +57,7 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     scale = description.attention_scale
     return {**fields_of_attention(description), "query_pre_attn_scalar": round(scale**-2) if scale else None}
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvc_trt.models.config import Description, ModelConfig, Norms
+from kvc_trt.models.config import ModelConfig, ModelDescription, Norms
 from kvc_trt.models.families.phi3 import gate_and_up
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
@@ -24,7 +24,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _describe_with_norms(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**_describe(fields, given), "description": Description(norms=Norms(place="both"))}
+    return {**_describe(fields, given), "description": ModelDescription(norms=Norms(place="both"))}
 
 
 def _weights(config: ModelConfig) -> Mapping[str, Rows]:

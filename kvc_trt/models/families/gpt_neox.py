@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
+from kvc_trt.models.config import FeedForward, ModelConfig, ModelDescription, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows, joined_by_kv_head, renamed_in_layers
 from kvc_trt.models.gguf.keys import GgufKeys
@@ -40,11 +40,11 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(norms=norms, feed_forward=feed_forward),
+        "description": ModelDescription(norms=norms, feed_forward=feed_forward),
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     return {"use_parallel_residual": description.norms.place == "parallel"}
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Attention, ClampedGate, Description, Experts, ModelConfig
+from kvc_trt.models.config import Attention, ClampedGate, Experts, ModelConfig, ModelDescription
 from kvc_trt.models.family import Family, GgufArchitecture, LayerType
 from kvc_trt.models.fields.experts import ExpertFields, count_of
 from kvc_trt.models.fields.rotary import Base, Length
@@ -48,7 +48,7 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(
+        "description": ModelDescription(
             attention=attention_by_layer(fields, window, 2, sliding=Attention(), full=Attention()),
             attention_sinks=True,
             experts=Experts(count_of(fields), fields.num_experts_per_tok, fields.intermediate_size),
@@ -57,7 +57,7 @@ def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     experts, gate = description.experts, description.clamped_gate
     if experts is None or gate is None:
         return fields_of_attention(description)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Description, FeedForward
+from kvc_trt.models.config import FeedForward, ModelDescription
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.gguf.keys import GgufKeys
 
@@ -29,7 +29,7 @@ class _Fields(DecoderFields):
 
 
 def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
-    description = Description(
+    description = ModelDescription(
         feed_forward=FeedForward(bias=fields.mlp_bias),
         attention_scale=fields.attention_multiplier,
         embedding_scale=fields.embedding_multiplier,
@@ -39,7 +39,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"qkv_bias": fields.attention_bias, "output_bias": fields.attention_bias, "description": description}
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     return {
         "attention_multiplier": description.attention_scale,
         "embedding_multiplier": description.embedding_scale,

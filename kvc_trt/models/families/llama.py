@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.models.config import Description, FeedForward
+from kvc_trt.models.config import FeedForward, ModelDescription
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.gguf.keys import EXPERTS
 
@@ -19,7 +19,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(feed_forward=FeedForward(bias=fields.mlp_bias)),
+        "description": ModelDescription(feed_forward=FeedForward(bias=fields.mlp_bias)),
     }
 
 

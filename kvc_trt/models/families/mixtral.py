@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvc_trt.models.config import Description, Experts, ModelConfig
+from kvc_trt.models.config import Experts, ModelConfig, ModelDescription
 from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.fields.experts import ExpertFields, count_of, stacks_of
 from kvc_trt.models.fields.rotary import Base, Length
@@ -22,10 +22,10 @@ class _Fields(ExpertFields):
 
 def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     experts = Experts(count_of(fields), fields.num_experts_per_tok, fields.intermediate_size)
-    return {"sliding_window": fields.sliding_window, "description": Description(experts=experts)}
+    return {"sliding_window": fields.sliding_window, "description": ModelDescription(experts=experts)}
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     experts = description.experts
     return {} if experts is None else {"num_local_experts": experts.count, "num_experts_per_tok": experts.chosen}
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Description, Norms
+from kvc_trt.models.config import ModelDescription, Norms
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 
 _EPSILON = 1e-5
@@ -26,7 +26,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(norms=Norms("layer", weight=False)),
+        "description": ModelDescription(norms=Norms("layer", weight=False)),
     }
 
 

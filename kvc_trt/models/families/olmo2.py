@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.models.config import Description, ModelConfig, Norms
+from kvc_trt.models.config import ModelConfig, ModelDescription, Norms
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
 from kvc_trt.models.gguf.keys import WINDOW
@@ -22,7 +22,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
         "qk_norm": True,
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": Description(norms=Norms(place="after", heads="together")),
+        "description": ModelDescription(norms=Norms(place="after", heads="together")),
     }
 
 

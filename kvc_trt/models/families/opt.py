@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Attention, Description, FeedForward, ModelConfig, Norms
+from kvc_trt.models.config import Attention, FeedForward, ModelConfig, ModelDescription, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family
 from kvc_trt.models.family_weights import Rows, renamed_in_layers
 from kvc_trt.models.weights import POSITIONS
@@ -50,7 +50,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": biases,
         "output_bias": biases,
-        "description": Description(
+        "description": ModelDescription(
             attention=(Attention(rotary=False),),
             norms=Norms("layer", weight=affine, bias=affine),
             feed_forward=FeedForward(gated=False, activation=ACTIVATIONS[fields.hidden_act], bias=biases),
@@ -59,7 +59,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     return {
         "enable_bias": description.feed_forward.bias,
         "layer_norm_elementwise_affine": description.norms.weight,

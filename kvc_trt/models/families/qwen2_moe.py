@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Description
+from kvc_trt.models.config import ModelDescription
 from kvc_trt.models.families.qwen2 import QwenFields, window_of
 from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.fields.experts import (
@@ -31,7 +31,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.qkv_bias,
         "sliding_window": window_of(fields),
-        "description": Description(experts=experts),
+        "description": ModelDescription(experts=experts),
     }
 
 

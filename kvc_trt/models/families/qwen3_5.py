@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from kvc_trt.models.config import Description, ModelConfig
+from kvc_trt.models.config import ModelConfig, ModelDescription
 from kvc_trt.models.family import BesideImages, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows, in_one_matrix
 from kvc_trt.models.fields.linear import (
@@ -27,7 +27,7 @@ from kvc_trt.models.weights import LINEAR
 
 
 def _describe(fields: LinearFields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**described(fields), "description": Description(attention=attention_by_layer(fields))}
+    return {**described(fields), "description": ModelDescription(attention=attention_by_layer(fields))}
 
 
 def separate_matrices(config: ModelConfig) -> Mapping[str, Rows]:

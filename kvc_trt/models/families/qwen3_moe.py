@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.models.config import Description
+from kvc_trt.models.config import ModelDescription
 from kvc_trt.models.families.qwen2 import QwenFields, window_of
 from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.fields.experts import (
@@ -29,7 +29,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
         "sliding_window": window_of(fields),
-        "description": Description(experts=experts_of(fields)),
+        "description": ModelDescription(experts=experts_of(fields)),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Description, Linear, ModelConfig
+from kvc_trt.models.config import Linear, ModelConfig, ModelDescription
 from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
 from kvc_trt.models.fields.experts import (
@@ -50,11 +50,11 @@ def describe(fields: Any, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     experts = experts_of(fields, fields.shared_expert_intermediate_size)
     return {
         **described(fields),
-        "description": Description(attention=attention_by_layer(fields), experts=experts),
+        "description": ModelDescription(attention=attention_by_layer(fields), experts=experts),
     }
 
 
-def fields_of(description: Description) -> Mapping[str, Any]:
+def fields_of(description: ModelDescription) -> Mapping[str, Any]:
     """Return the fields of config.json for a description's linear layers and experts."""
     return {**fields_of_attention(description), **qwen_fields_of(description)}
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Attention, Description, FeedForward
+from kvc_trt.models.config import Attention, FeedForward, ModelDescription
 from kvc_trt.models.families.qwen2 import QwenFields, window_of
 from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.fields.rotary import Base
@@ -33,11 +33,11 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
         "sliding_window": window_of(fields),
-        "description": Description(attention=attention, feed_forward=FeedForward(bias=fields.mlp_bias)),
+        "description": ModelDescription(attention=attention, feed_forward=FeedForward(bias=fields.mlp_bias)),
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     return {"no_rope_layers": [int(one.rotary) for one in description.attention]}
 
 

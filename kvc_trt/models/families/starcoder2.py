@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
+from kvc_trt.models.config import FeedForward, ModelConfig, ModelDescription, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows, renamed_in_layers
 from kvc_trt.models.fields.rotary import Length
@@ -24,11 +24,11 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
         "qkv_bias": fields.use_bias,
         "output_bias": fields.use_bias,
         "sliding_window": fields.sliding_window,
-        "description": Description(norms=Norms("layer", bias=True), feed_forward=feed_forward),
+        "description": ModelDescription(norms=Norms("layer", bias=True), feed_forward=feed_forward),
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
     return {"use_bias": description.feed_forward.bias}
 
 

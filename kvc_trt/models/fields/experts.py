@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvc_trt.models.config import Description, Experts, ModelConfig
+from kvc_trt.models.config import Experts, ModelConfig, ModelDescription
 from kvc_trt.models.family import Count, DecoderFields
 from kvc_trt.models.gguf.keys import EXPERTS, EXPERTS_OF_A_TOKEN, GgufKeys
 from kvc_trt.models.weights import EXPERT_MATRICES
@@ -56,7 +56,7 @@ def count_of(fields: ExpertFields) -> int:
     return count
 
 
-def qwen_fields_of(description: Description) -> Mapping[str, Any]:
+def qwen_fields_of(description: ModelDescription) -> Mapping[str, Any]:
     """Return the fields of config.json from which `experts_of` reads these experts."""
     experts = description.experts
     if experts is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvc_trt.models.config import Attention, Description, Linear, ModelConfig
+from kvc_trt.models.config import Attention, Linear, ModelConfig, ModelDescription
 from kvc_trt.models.family import Count, DecoderFields
 from kvc_trt.models.family_weights import Rows
 
@@ -57,7 +57,7 @@ def attention_by_layer(fields: LinearFields) -> tuple[Attention, ...]:
     return tuple(full if kind == "full_attention" else Attention(linear=part) for kind in kinds)
 
 
-def fields_of_attention(description: Description) -> dict[str, Any]:
+def fields_of_attention(description: ModelDescription) -> dict[str, Any]:
     """Return the fields of config.json from which `attention_by_layer` reads this description."""
     kinds = ["full_attention" if one.linear is None else "linear_attention" for one in description.attention]
     part = next((one.linear for one in description.attention if one.linear is not None), None)

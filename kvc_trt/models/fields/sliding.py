@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from kvc_trt.models.config import Attention, Description
+from kvc_trt.models.config import Attention, ModelDescription
 from kvc_trt.models.family import LayerType
 
 ABSENT_WINDOW = 4096
@@ -42,7 +42,7 @@ def attention_by_layer(
     return tuple(own if kind == "sliding_attention" else full for kind in kinds)
 
 
-def fields_of_attention(description: Description) -> dict[str, Any]:
+def fields_of_attention(description: ModelDescription) -> dict[str, Any]:
     """Return the fields of config.json from which `attention_by_layer` reads this description."""
     sliding = next((one for one in description.attention if one.window is not None), None)
     kinds = ["full_attention" if one.window is None else "sliding_attention" for one in description.attention]

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
-from kvc_trt.models.config import Description, LongRope, ModelConfig
+from kvc_trt.models.config import LongRope, ModelConfig, ModelDescription
 from kvc_trt.models.family import ACTIVATIONS, UNDECLARED, Family, families
 from kvc_trt.models.fields.rotary import rotary_settings, stretched_length
 from kvc_trt.models.sources.containment import contained
@@ -111,7 +111,7 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     except ValueError as error:
         raise InputError(f"{source}: {error}") from None
     own["description"] = _with_rotary_channels(
-        own.get("description", Description()), family, fraction, head_size, wrong
+        own.get("description", ModelDescription()), family, fraction, head_size, wrong
     )
     channels = own["description"].rotary_channels or head_size
     if isinstance(scaling, LongRope):
@@ -188,8 +188,12 @@ def _in_json(value: Any) -> str:
 
 
 def _with_rotary_channels(
-    description: Description, family: Family, fraction: float | None, head_size: int, wrong: Callable[..., InputError]
-) -> Description:
+    description: ModelDescription,
+    family: Family,
+    fraction: float | None,
+    head_size: int,
+    wrong: Callable[..., InputError],
+) -> ModelDescription:
     """Return the description with the channels that rotate, a share of the head's."""
     fraction = family.rotary_fraction if fraction is None else fraction
     if fraction in (None, 1.0):

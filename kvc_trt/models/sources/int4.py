@@ -70,7 +70,7 @@ class _PackedGroup(ForeignSchema):
 
 
 @dataclass(frozen=True)
-class Layout:
+class Int4Layout:
     """How a checkpoint stores its matrices in four bits."""
 
     method: Method
@@ -92,7 +92,7 @@ class Layout:
         return columns if self.group_size == -1 else min(self.group_size, columns)
 
 
-def int4_layout(given: object, source: str) -> Layout | None:
+def int4_layout(given: object, source: str) -> Int4Layout | None:
     """Return the layout that config.json's `quantization_config` names; None for one of fp8. InputError for others."""
     found = validated(_Method, given, source)
     if found.transform_config:
@@ -102,9 +102,9 @@ def int4_layout(given: object, source: str) -> Layout | None:
         )
     if found.quant_method == "gptq":
         gptq = validated(_Gptq, given, source)
-        return _checked(Layout("gptq", gptq.group_size, gptq.checkpoint_format == "gptq", gptq.desc_act), source)
+        return _checked(Int4Layout("gptq", gptq.group_size, gptq.checkpoint_format == "gptq", gptq.desc_act), source)
     if found.quant_method == "awq":
-        return _checked(Layout("awq", validated(_Awq, given, source).group_size), source)
+        return _checked(Int4Layout("awq", validated(_Awq, given, source).group_size), source)
     groups = [(name, group.get("weights")) for name, group in found.config_groups.items()]
     if found.quant_method != "compressed-tensors" or not any(_is_int(weights) for _, weights in groups):
         return None
@@ -117,7 +117,7 @@ def int4_layout(given: object, source: str) -> Layout | None:
     packed = validated(_PackedGroup, groups[0][1], where)
     size = -1 if packed.strategy == "channel" else packed.group_size
     anywhere = packed.actorder in (True, "group", "dynamic")  # two names of one order
-    layout = Layout("compressed-tensors", size, by_activation=anywhere, zeros_stored=not packed.symmetric)
+    layout = Int4Layout("compressed-tensors", size, by_activation=anywhere, zeros_stored=not packed.symmetric)
     return _checked(layout, where)
 
 
@@ -125,7 +125,7 @@ def _is_int(weights: object) -> bool:
     return isinstance(weights, dict) and weights.get("type") == "int"
 
 
-def _checked(layout: Layout, source: str) -> Layout:
+def _checked(layout: Int4Layout, source: str) -> Int4Layout:
     if layout.group_size != -1 and layout.group_size < 1:
         raise InputError(f"{source}: group_size is {layout.group_size}, expected channels, or -1 for those of a row")
     return layout
@@ -145,7 +145,7 @@ class _Rows(NamedTuple):
 class Int4Source:
     """A checkpoint with matrices in four bits as a `WeightSource` of floats, and the blocks that an engine keeps."""
 
-    def __init__(self, stored: WeightSource, layout: Layout, expected: Collection[str]) -> None:
+    def __init__(self, stored: WeightSource, layout: Int4Layout, expected: Collection[str]) -> None:
         """`expected` are the model's tensors under the checkpoint's names.
 
         Raises InputError for a matrix whose tensors do not fit together.

@@ -6,7 +6,6 @@ the queries: memory is linear in the prompt's length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,23 +13,20 @@ import numpy as np
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.attention.heavy_hitter_attention import RECENT, SCORES, SLOT_POSITIONS
 from kvc_trt.operators.attention.prefill_attention import future_of_block, weights_of_block
-from kvc_trt.operators.compaction.keep_best import among_row, keep_with_scores
+from kvc_trt.operators.compaction.beside_recent import keep_beside_recent
 from kvc_trt.operators.compaction.scored import compaction
 from kvc_trt.operators.schema import CACHE, Tensor
-from kvc_trt.operators.shapes import Layout, attention_scale, count_to, float32, scalar, size
+from kvc_trt.operators.shapes import attention_scale, float32, scalar, size
+from kvc_trt.operators.vectors import Tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 
-def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """Write the body of KvcCompactHeavyHitters. S is a multiple of PROMPT_BLOCK."""
-    received = _received(emit)
-    return keep_with_scores(emit, layout, received, lambda branch: _rank(branch, received))
+def _received(emit: Emitter, tables: Tables) -> Value:
+    """Return the attention each token receives from all queries of its row, summed over the group; FLOAT [B,G,S].
 
-
-def _received(emit: Emitter) -> Value:
-    """Return the attention each token receives from all queries of its row, summed over the group; FLOAT [B,G,S]."""
+    S is a multiple of PROMPT_BLOCK; the keys are always exact."""
     heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
     query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
     keys, block_mask = float32(emit, "k"), future_of_block(emit)
@@ -52,16 +48,10 @@ def _received(emit: Emitter) -> Value:
     return emit.accumulate(emit.Add(last, 1), nothing, block)
 
 
-def _rank(emit: Emitter, received: Value) -> Value:
-    """Return the rank of each prompt position, FLOAT [B,G,S]; the last tokens of a row rank highest."""
-    rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
-    return among_row(emit, received, emit.Less(columns, emit.Sub(rows, emit.attribute("recent"))))
-
-
 COMPACT_HEAVY_HITTERS = compaction(
     "KvcCompactHeavyHitters",
     "Keep the last tokens of a prompt, and of the others those that received most attention.",
-    _write,
+    keep_beside_recent(_received),
     inputs=(Tensor("q", CACHE, ("B", "H", "S", "D"), "after RoPE"),),
     state=(SCORES, SLOT_POSITIONS),
     extra=(RECENT,),

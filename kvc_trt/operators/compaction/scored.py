@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Rank: TypeAlias = "Callable[[Emitter, Tables], Value]"
 """Writes the rank of each token of some tables, FLOAT [B,G,S]: `keep_best.among_row` of a method's scores."""
 Body: TypeAlias = "Callable[[Emitter, Layout], Mapping[str, Value]]"
+"""Writes an operator's body; returns its outputs by name."""
 
 
 OF_PROMPT = PROMPT_KEYS, PROMPT_VALUES

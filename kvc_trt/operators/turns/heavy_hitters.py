@@ -3,6 +3,9 @@
 Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. The attention of the turn's queries is added to
 the sum that each stored token has received before. In KvcCompactHeavyHittersOfTurnByRow each row keeps a number of its
 own.
+
+The body is not `compaction/beside_recent.py`'s, although it does the same: scores are results here even where rows have
+budgets of their own, and it marks the contested tokens before the branch that evicts. Graphs of engines would change.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ MemoryOf = Callable[[PolicyParameters, int], float]
 
 
 @dataclass(frozen=True)
-class Side:
+class PlacedSide:
     """The memory and the step cost of one of `SIDES` on each GPU."""
 
     row_bytes: int
@@ -57,7 +57,7 @@ class Placement:
     """The number of GPUs that share the engine."""
     size: WeightBytes
     """Bytes of the weights on each GPU."""
-    sides: Mapping[str, Side]
+    sides: Mapping[str, PlacedSide]
 
     @property
     def itemsize(self) -> int:
@@ -133,7 +133,7 @@ def on_one_gpu(
     }
     rules = {"full": parameters.keeping_everything(), "compressed": parameters}
 
-    def side(name: str) -> Side:
+    def side(name: str) -> PlacedSide:
         def simple(count: int) -> float:
             return size.resident + prompt + count * rows[name]
 
@@ -141,6 +141,6 @@ def on_one_gpu(
             assert memory is not None
             return memory(rules[name], count)
 
-        return Side(rows[name], size.step(read[name], flops), simple if memory is None else lru_cache(own))
+        return PlacedSide(rows[name], size.step(read[name], flops), simple if memory is None else lru_cache(own))
 
     return Placement(model, model, parameters, weights, turns, 1, size, {name: side(name) for name in SIDES})

@@ -16,7 +16,7 @@ from kvc_trt.profile.planning.request import PlanRequest, resolve_comparison, re
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """A question to `plan`: one engine, all policies at a budget, or the budgets that fit a memory."""
 
     gpus: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Question:
             _refuse_overrides(settings, whole)
 
 
-def answered(config: BuildConfig, question: Question) -> dict[str, Any]:
+def answered(config: BuildConfig, question: PlanQuestion) -> dict[str, Any]:
     """Return the answer as JSON-compatible data; InputError for settings that a build would refuse."""
     gpus = tuple(dict.fromkeys(map(accelerator, question.gpus))) or HOPPER
     request = PlanRequest(config, gpus, question.network, question.mix)

@@ -19,7 +19,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import shards
 from kvc_trt.profile.accelerators import Accelerator
 from kvc_trt.profile.model_size import WeightBytes, cache_itemsize, count_parameters
-from kvc_trt.profile.planning.placement import SIDES, Placement, Side
+from kvc_trt.profile.planning.placement import SIDES, PlacedSide, Placement
 from kvc_trt.profile.traffic import row_traffic
 
 RANKS_TRIED = (2, 4, 8, 16)
@@ -49,10 +49,10 @@ def on_ranks(
     flops = 2.0 * (count_parameters(local).multiplied + whole.lm_head / ranks)
     rules = {"full": parameters.keeping_everything(), "compressed": parameters}
 
-    def side(name: str) -> Side:
+    def side(name: str) -> PlacedSide:
         rule = rules[name]
         read = row_traffic(local, rule.in_the_mean, itemsize, rule.max_input_len, rule.max_output_len).bytes
-        return Side(
+        return PlacedSide(
             one[name]["cache_bytes_per_row"],
             size.step(read, flops),
             lambda rows: float(memory(rows)[name]["total_bytes"]),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvc_trt.runtime.request import Request
 
 if TYPE_CHECKING:
-    from kvc_trt.profile.requests.load import Asked, Asking
+    from kvc_trt.profile.requests.load import Asking, LoadRequest
     from kvc_trt.progress import Advance
     from kvc_trt.runtime.scheduler.scheduler import Scheduler
 
@@ -50,7 +50,7 @@ def ask_all(scheduler: Scheduler, asked: Asking, concurrency: int, advance: Adva
 async def _ask_all(scheduler: Scheduler, asked: Asking, concurrency: int, advance: Advance) -> Run:
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(request: Asked) -> Answered:
+    async def one(request: LoadRequest) -> Answered:
         async with gate:
             answered = await _ask(scheduler, request)
         advance(1)
@@ -66,7 +66,7 @@ async def _ask_all(scheduler: Scheduler, asked: Asking, concurrency: int, advanc
     return Run(time.perf_counter() - began, tuple(answered))
 
 
-async def _ask(scheduler: Scheduler, asked: Asked) -> Answered:
+async def _ask(scheduler: Scheduler, asked: LoadRequest) -> Answered:
     ticket = scheduler.submit(Request(asked.prompt(), max_new_tokens=asked.output_len, ignore_eos=True))
     try:
         await ticket.answer()

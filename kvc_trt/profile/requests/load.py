@@ -78,7 +78,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadRequest:
     """One request: its prompt is made when it is asked, and its answer has `output_len` tokens, whatever they are."""
 
     prompt: Callable[[], Sequence[int]]
@@ -90,7 +90,7 @@ class Asked:
 class Asking:
     """The requests of a load, in the order in which they come."""
 
-    requests: tuple[Asked, ...]
+    requests: tuple[LoadRequest, ...]
     arrivals: tuple[float, ...]
     """Seconds from the beginning of a run."""
     source: str
@@ -124,7 +124,7 @@ def asking(load: Load, engine: EngineDirectory) -> Asking:
         outputs = output_len.draw(generator, load.requests, longest_output)
         vocabulary = engine.model.vocab_size
         requests = [
-            Asked(partial(_random_ids, load.seed, place, tokens, vocabulary), tokens, answer)
+            LoadRequest(partial(_random_ids, load.seed, place, tokens, vocabulary), tokens, answer)
             for place, (tokens, answer) in enumerate(zip(inputs, outputs, strict=True))
         ]
         source = f"random token ids, seed {load.seed}"
@@ -134,7 +134,9 @@ def asking(load: Load, engine: EngineDirectory) -> Asking:
         requests = [lines[place % len(lines)] for place in range(load.requests)]
         if load.output_len is not None:
             outputs = load.output_len.draw(generator, load.requests, longest_output)
-            requests = [Asked(one.prompt, one.input_len, answer) for one, answer in zip(requests, outputs, strict=True)]
+            requests = [
+                LoadRequest(one.prompt, one.input_len, answer) for one, answer in zip(requests, outputs, strict=True)
+            ]
         source = f"{file.path.name}, {len(lines)} lines, SHA-256 {file.digest}"
     return Asking(tuple(requests), _arrivals(load, generator), source)
 
@@ -144,7 +146,7 @@ def _random_ids(seed: int, place: int, tokens: int, vocabulary: int) -> list[int
     return ids
 
 
-def _own(record: Record, file: DataFile, engine: EngineDirectory) -> Asked:
+def _own(record: Record, file: DataFile, engine: EngineDirectory) -> LoadRequest:
     """A line as a request: through the chat template where the engine has one and the line does not refuse it."""
     source = f"{file.path} line {record.line}"
     tokenizer, template = engine.tokenizer, engine.chat_template
@@ -164,7 +166,7 @@ def _own(record: Record, file: DataFile, engine: EngineDirectory) -> Asked:
             f"{source}: a prompt of {len(ids):,} tokens; this engine takes 1 to {longest:,}",
             hint=f"build it with --max-input-len {len(ids)}" if ids else None,
         )
-    return Asked(partial(list, ids), len(ids), min(record.max_new_tokens, engine.parameters.max_output_len))
+    return LoadRequest(partial(list, ids), len(ids), min(record.max_new_tokens, engine.parameters.max_output_len))
 
 
 def _arrivals(load: Load, generator: np.random.Generator) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from kvc_trt.profile.pages.findings import measured_on
 from kvc_trt.profile.requests.client import ask_all
 from kvc_trt.profile.requests.figures import figures, over_repeats
 from kvc_trt.profile.requests.load import Asking, Load, asking
-from kvc_trt.profile.requests.sides import Side, check_fits, open_scheduler, sides_of
+from kvc_trt.profile.requests.sides import LoadSide, check_fits, open_scheduler, sides_of
 from kvc_trt.profile.run import engine_record
 from kvc_trt.sizes import readable_size
 
@@ -60,7 +60,7 @@ def profile_requests(
 
 
 def _runs(
-    sides: Sequence[Side],
+    sides: Sequence[LoadSide],
     schedulers: Sequence[Scheduler],
     asked: Asking,
     load: Load,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Side:
+class LoadSide:
     """One side: its name in the result (`engine`, `dense`), its program and its rows."""
 
     name: str
@@ -51,7 +51,7 @@ class Side:
         }
 
 
-def sides_of(engine: EngineDirectory, asked: Asking, rows: int, concurrency: int) -> tuple[Side, Side]:
+def sides_of(engine: EngineDirectory, asked: Asking, rows: int, concurrency: int) -> tuple[LoadSide, LoadSide]:
     """Return the engine with `rows` rows, and the twin with those that fit into as many bytes, at least one.
 
     Caches of the twin are as long as the longest request. A row of it counts as the bytes of a request of mean length,
@@ -59,7 +59,7 @@ def sides_of(engine: EngineDirectory, asked: Asking, rows: int, concurrency: int
     weak baseline. It has no more rows than there are requests at a time.
     """
     program = engine_program(engine)
-    own = Side("engine", program, rows, _row_bytes(program))
+    own = LoadSide("engine", program, rows, _row_bytes(program))
     longest_input, longest_output = asked.longest
     lengths = replace(
         program.parameters, max_input_len=longest_input, max_output_len=longest_output, max_conversation_len=0
@@ -67,10 +67,10 @@ def sides_of(engine: EngineDirectory, asked: Asking, rows: int, concurrency: int
     twin = twin_program(replace(program, parameters=lengths))
     row_bytes = _row_bytes(twin) * asked.mean_tokens / (longest_input + longest_output)
     fit = int(own.cache_bytes / row_bytes)
-    return own, Side("dense", twin, max(1, min(fit, concurrency)), row_bytes)
+    return own, LoadSide("dense", twin, max(1, min(fit, concurrency)), row_bytes)
 
 
-def check_fits(sides: tuple[Side, Side], free_bytes: int) -> None:
+def check_fits(sides: tuple[LoadSide, LoadSide], free_bytes: int) -> None:
     """Raise UnsupportedEnvironment for caches that this machine has no memory for."""
     needed, limit = sum(side.allocated_bytes for side in sides), LARGEST_SHARE_OF_MEMORY * free_bytes
     if needed > limit:
@@ -83,7 +83,7 @@ def check_fits(sides: tuple[Side, Side], free_bytes: int) -> None:
 
 
 def open_scheduler(
-    side: Side, benchmark: Benchmark, engine: EngineDirectory, concurrency: int, progress: Progress
+    side: LoadSide, benchmark: Benchmark, engine: EngineDirectory, concurrency: int, progress: Progress
 ) -> Scheduler:
     """Return a scheduler over a session of its own, which is not started yet; all requests at a time may wait."""
     executor = benchmark.open(side.program)

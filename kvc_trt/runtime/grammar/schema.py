@@ -58,7 +58,7 @@ _REFUSED = frozenset({
 """Keywords that people use and that are refused, because the compiler does not support them."""
 
 
-class Place(NamedTuple):
+class SchemaPlace(NamedTuple):
     """A schema and its place inside of the whole schema."""
 
     pointer: str
@@ -135,9 +135,9 @@ def _states_of_multiple(schema: Any) -> int:
     return int("".join(map(str, number.normalize().as_tuple().digits))) if number.is_finite() else 0
 
 
-def schemas_in(schema: Any) -> Iterator[Place]:
+def schemas_in(schema: Any) -> Iterator[SchemaPlace]:
     """Yield a schema and all schemas nested in it, each before those nested in it."""
-    waiting = [Place("#", schema)]
+    waiting = [SchemaPlace("#", schema)]
     while waiting:
         place = waiting.pop()
         yield place
@@ -145,17 +145,17 @@ def schemas_in(schema: Any) -> Iterator[Place]:
             waiting += reversed([*_held(place.pointer, place.schema)])
 
 
-def _held(pointer: str, schema: Mapping[str, Any]) -> Iterator[Place]:
+def _held(pointer: str, schema: Mapping[str, Any]) -> Iterator[SchemaPlace]:
     for name, value in schema.items():
         where = f"{pointer}/{name}"
         if name in _NAMED and isinstance(value, Mapping):
             for key, one in value.items():
-                yield Place(f"{where}/{_escaped(key)}", one)
+                yield SchemaPlace(f"{where}/{_escaped(key)}", one)
         elif isinstance(value, list) and (name in _LISTS or name == "items"):
             for index, one in enumerate(value):
-                yield Place(f"{where}/{index}", one)
+                yield SchemaPlace(f"{where}/{index}", one)
         elif name in _SCHEMA:
-            yield Place(where, value)
+            yield SchemaPlace(where, value)
 
 
 def _escaped(key: str) -> str:

@@ -25,7 +25,7 @@ from kvc_trt.runtime.scheduler.admission import MemoryPlan, Queue
 from kvc_trt.runtime.scheduler.metrics import Metrics
 from kvc_trt.runtime.scheduler.parked_rows import ParkedRows
 from kvc_trt.runtime.scheduler.ticket import Ticket
-from kvc_trt.runtime.scheduler.worker import Waiting, Worker
+from kvc_trt.runtime.scheduler.worker import SchedulerWorker, Waiting
 from kvc_trt.runtime.session.admitted import Admitted
 from kvc_trt.runtime.session.session import Session
 
@@ -42,7 +42,8 @@ class Scheduler:
 
     `prefill_slice_ms` is the longest time that a slice of a prefill may take, if the executor can cut so finely.
     `queue_limit` is the number of requests that may wait, `max_rows` the number that may run (None: all rows of the
-    session). `memory`, if given, also limits the requests that run. Deadlines are times on `clock`, in seconds.
+    session). Turns of conversations do not count as waiting: each has a row already, so there are at most `max_rows` of
+    them. `memory`, if given, also limits the requests that run. Deadlines are times on `clock`, in seconds.
 
     The row of a request with `stay` is kept after its answer, for the next turn of a conversation (`ask`). It counts
     like a running row, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn. Without
@@ -74,7 +75,7 @@ class Scheduler:
         self._memory = memory
         self._metrics = Metrics()
         self._waiting = Waiting(Queue(queue_limit), ParkedRows(stay_seconds))
-        self._worker = Worker(
+        self._worker = SchedulerWorker(
             session,
             self._waiting,
             self._metrics,

@@ -39,7 +39,7 @@ class Reading:
     """The prefill, as returned by `Session.add_in_slices`."""
 
 
-class Worker:
+class SchedulerWorker:
     """Answers waiting requests with the rows of a session. To be used by one thread.
 
     An error of one request ends that request. An error of the executor ends the rows that it affects: those of the

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.progress import Progress
 from kvc_trt.proof import Recorder
-from kvc_trt.runtime.executor import Executor, Prefilled, prefill_in_slices
+from kvc_trt.runtime.executor import Prefilled, prefill_in_slices
 from kvc_trt.runtime.grammar.compiler import Grammars
 from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.request import Request
@@ -34,7 +34,6 @@ class Joining:
 
     def __init__(
         self,
-        executor: Executor,
         tokenizer: Tokenizer | None,
         slots: RowSlots,
         contexts: ContextStore,
@@ -44,7 +43,7 @@ class Joining:
         lists: ReportedLists | None,
         progress: Progress,
     ) -> None:
-        self._executor = executor
+        self._executor = slots.executor
         self._tokenizer = tokenizer
         self._slots = slots
         self._contexts = contexts
@@ -52,7 +51,7 @@ class Joining:
         self._end_token_ids = frozenset(end_token_ids)
         self._lists = lists
         self._progress = progress
-        self._grammars = Grammars(tokenizer, executor.limits.vocab_size)
+        self._grammars = Grammars(tokenizer, slots.executor.limits.vocab_size)
         self._next_identity = 0
         self.keeps_text = False
         """True if rows keep the tokens that they read, for drafts."""

@@ -21,7 +21,7 @@ from kvc_trt.runtime.sampling.banned import Banned
 from kvc_trt.runtime.sampling.draw_rules import DrawRules
 from kvc_trt.runtime.sampling.sampler import Sampler
 from kvc_trt.runtime.session.admitted import Admitted
-from kvc_trt.runtime.speculation.drafts import Draft, Stored
+from kvc_trt.runtime.speculation.drafts import Draft, StoredDraft
 from kvc_trt.runtime.speculation.ngram import NgramText
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Row:
         """The tokens to feed before the row samples again."""
         self.next_token: int | None = None
         """The token that was sampled but not fed yet; None if there is none."""
-        self.stored: Stored | None = None
+        self.stored: StoredDraft | None = None
         """The tokens of a draft that the latest pass stored; None if there is nothing to feed or to take back."""
         self.recorder = admitted.recorder
         """The recorder of the tokens that the row's caches keep and read, if its answer has a proof."""
@@ -237,7 +237,7 @@ class Row:
 
     def store(self, tokens: list[int], answers: Sequence[Answer], undo: Any) -> None:
         """Record that a pass stored `tokens` after the one that was just fed, and the model's output after each."""
-        self.stored = Stored(tokens, answers, undo, self.cache_lengths - 1)
+        self.stored = StoredDraft(tokens, answers, undo, self.cache_lengths - 1)
 
     def feed_stored(self) -> bool:
         """Feed the next token if it is stored already and the logits after it are finite; return whether it was fed."""

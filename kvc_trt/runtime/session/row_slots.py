@@ -18,7 +18,7 @@ class RowSlots:
     """
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+        self.executor = executor
         self.active: list[Row] = []
         """The rows that a step feeds, in buffer order."""
         self.waiting: list[Row] = []
@@ -53,7 +53,7 @@ class RowSlots:
         place = len(self.active)
         with self._or_forgotten():
             if self.waiting:
-                self._executor.move(place, len(self))
+                self.executor.move(place, len(self))
                 self.waiting.append(self.waiting.pop(0))
         self.active.append(row)
         return place
@@ -66,7 +66,7 @@ class RowSlots:
                 return
             self._fill(leaving, self.active, 0)
             if self.waiting:
-                self._executor.move(len(self), len(self.active))
+                self.executor.move(len(self), len(self.active))
                 self.waiting.insert(0, self.waiting.pop())
 
     def leave_all(self, leaving: Iterable[Row]) -> None:
@@ -107,11 +107,11 @@ class RowSlots:
     def _fill(self, leaving: Row, rows: list[Row], start: int) -> None:
         hole, last = rows.index(leaving), rows.pop()
         if last is not leaving:
-            self._executor.move(start + len(rows), start + hole)
+            self.executor.move(start + len(rows), start + hole)
             rows[hole] = last
 
     def _swap(self, one: int, other: int) -> None:
         if one != other:
-            kept = [(name, np.array(tensor)) for name, tensor in self._executor.read_row(one).items()]
-            self._executor.move(other, one)
-            self._executor.write_row(other, kept)
+            kept = [(name, np.array(tensor)) for name, tensor in self.executor.read_row(one).items()]
+            self.executor.move(other, one)
+            self.executor.write_row(other, kept)

@@ -65,7 +65,7 @@ class Session:
         self._slots = RowSlots(executor)
         self._rows = self._slots.active
         self._joining = Joining(
-            executor, tokenizer, self._slots, self.contexts, self.timings, end_token_ids=end_token_ids, lists=lists,
+            tokenizer, self._slots, self.contexts, self.timings, end_token_ids=end_token_ids, lists=lists,
             progress=progress or NullProgress(),
         )  # fmt: skip
         self._drafting = None if speculation is None else Drafting(executor, speculation, self.timings)

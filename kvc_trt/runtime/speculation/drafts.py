@@ -22,7 +22,7 @@ class Draft(NamedTuple):
 
 
 @dataclass
-class Stored:
+class StoredDraft:
     """The tokens that a pass stored for a row: the token that was fed, and those of a draft, not yet accepted."""
 
     tokens: list[int]

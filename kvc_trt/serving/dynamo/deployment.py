@@ -44,7 +44,7 @@ _STATUS_PORTS = range(20000, 32768)
 
 
 @dataclass(frozen=True)
-class Served:
+class DeployedEngine:
     """An engine and the name under which requests ask for it."""
 
     name: str
@@ -55,7 +55,7 @@ class Served:
 class Deployment:
     """The engines to serve with Dynamo, the role of this machine's processes, and their settings."""
 
-    served: Sequence[Served]
+    served: Sequence[DeployedEngine]
     role: Role = "aggregated"
     host: str = "127.0.0.1"
     port: int = 8000
@@ -207,7 +207,7 @@ class Running:
             lines.append(curl(address, name, self._store / "models" / name, api_key=deployment.api_key is not None))
         return "\n".join(lines)
 
-    def _worker(self, served: Served) -> Child:
+    def _worker(self, served: DeployedEngine) -> Child:
         deployment = self._deployment
         name = served.name if deployment.role == "aggregated" else f"{served.name}-{deployment.role}-{os.getpid()}"
         arguments = [str(served.engine.absolute()), "--name", served.name, "--role", deployment.role]

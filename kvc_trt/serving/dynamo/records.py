@@ -14,7 +14,7 @@ from kvc_trt.serving.owners import is_gone, owner
 _LARGEST = 4096
 
 
-class Record(NamedTuple):
+class WorkerRecord(NamedTuple):
     """The record of one worker, which may have died since."""
 
     number: int
@@ -30,11 +30,11 @@ def write_record(path: Path, number: int, port: str | None) -> None:
     write_whole(path, f"{number} {port or '-'} {owner()}".encode())
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> WorkerRecord | None:
     """Read a record; None if the file is missing or is not a record."""
     with contextlib.suppress(InputError, ValueError):
         number, port, *described = read_text_input(path, _LARGEST).split(maxsplit=2)
-        record = Record(int(number), None if port == "-" else int(port), "".join(described))
+        record = WorkerRecord(int(number), None if port == "-" else int(port), "".join(described))
         if 0 <= record.number < 1 << 64 and (record.port is None or 0 < record.port < 1 << 16):
             return record
     return None

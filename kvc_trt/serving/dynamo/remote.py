@@ -114,14 +114,17 @@ class RemoteEngine:
         await asyncio.gather(*(answer.begin() for answer in answers))
 
     async def answers(self) -> bool:
-        """Return whether a one-token request succeeds or is refused only because the workers are busy."""
+        """Return whether a one-token request succeeds or is refused only because a worker is busy.
+
+        A frontend that refuses it, or that no worker stands behind, does not answer, although it calls itself busy."""
         answer = self.take(Request((0,), 1, ignore_eos=True))
         try:
             await asyncio.wait_for(answer.begin(), HEALTH_SECONDS)
-        except (NotReached, asyncio.TimeoutError):
+        except asyncio.TimeoutError:
             return False
         except ServingError as error:
-            return error.reason == "busy"  # a busy worker is healthy: it answers other requests
+            of_worker = not isinstance(error, NotReached)
+            return of_worker and error.reason == "busy"  # a busy worker is healthy: it answers other requests
         finally:
             answer.cancel()
         return True

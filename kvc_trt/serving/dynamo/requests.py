@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.runtime.answer_rules import Client, Rule, rules_of
+from kvc_trt.runtime.answer_rules import AnswerRule, Client, rules_of
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.kinds import Kind, listed
@@ -111,7 +111,7 @@ def _refuse_others(
             raise InputError(f"{name} of {group} is not supported here, found {describe(value)}")
 
 
-def _read(given: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, Any]:
+def _read(given: Mapping[str, Any], rules: Mapping[str, AnswerRule]) -> dict[str, Any]:
     """Return the rules in a group of fields by our names; InputError for a value of a wrong type."""
     return {
         rule.name: rule.kind.plain(given[name], name)

@@ -12,7 +12,7 @@ from kvc_trt.serving.dynamo.requests import request_of
 from kvc_trt.serving.dynamo.wire import is_ours
 
 
-class Answering:
+class WholeEngine:
     """Answers messages of Dynamo's frontend with one scheduler. To be used from one asyncio loop."""
 
     def __init__(self, scheduler: Scheduler, start_tokens: Sequence[int] = ()) -> None:

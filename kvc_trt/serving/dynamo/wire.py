@@ -14,7 +14,7 @@ from typing import Any
 from kvc_trt.errors import InputError, describe
 from kvc_trt.proof import document_of
 from kvc_trt.proof.file import proof_of
-from kvc_trt.runtime.answer_rules import RULES, Rule
+from kvc_trt.runtime.answer_rules import RULES, AnswerRule
 from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.logprobs import TokenLogprobs
@@ -163,7 +163,7 @@ def _note(asked: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _read(rule: Rule, value: Any) -> Any:
+def _read(rule: AnswerRule, value: Any) -> Any:
     """Convert a rule's value from JSON to the type in `Request`: a grammar, or biases by integer token ids."""
     try:
         if rule.kind is Kind.GRAMMAR:

@@ -34,7 +34,7 @@ from kvc_trt.serving.dynamo.handoff.transfer import NixlTransfers
 from kvc_trt.serving.dynamo.model_card import model_of, write_card
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
 from kvc_trt.serving.dynamo.records import write_record
-from kvc_trt.serving.dynamo.whole_engine import Answering
+from kvc_trt.serving.dynamo.whole_engine import WholeEngine
 from kvc_trt.serving.dynamo.wire import is_ours
 from kvc_trt.serving.errors import ServingError, invalid, serving_error
 from kvc_trt.serving.exposition import exposition
@@ -60,7 +60,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
         settings.model.mkdir(parents=True, exist_ok=True)
         write_model_directory(self._engine.directory, settings.model)
         write_card(model_of(self._engine.directory, settings.name, settings.tool_parser), settings.model)
-        self._answering: Answering | None = None
+        self._answering: WholeEngine | None = None
         self._watching: asyncio.Task[None] | None = None
         self._answers = 0
         self._all_answered = asyncio.Event()
@@ -114,9 +114,9 @@ class Worker(LLMEngine):  # type: ignore[misc]
         scheduler.start()
         return scheduler, start_tokens(self._engine.directory)
 
-    def _role(self, scheduler: Scheduler, start: tuple[int, ...], worker_id: int) -> Answering:
+    def _role(self, scheduler: Scheduler, start: tuple[int, ...], worker_id: int) -> WholeEngine:
         if self.settings.role == "aggregated":
-            return Answering(scheduler, start)
+            return WholeEngine(scheduler, start)
         role = {"prefill": Prefill, "decode": Decode}[self.settings.role]
         name = f"kvc-{self.settings.role}-{worker_id}"
         return role(scheduler, start, packing_of(self._engine.directory), lambda arena: NixlTransfers(name, arena))

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from kvc_trt.proof import document_of
 from kvc_trt.runtime.request import Event, Output, Request
 from kvc_trt.serving.protocol.fields import Endpoint
-from kvc_trt.serving.protocol.logprobs import Drawn, chat_logprobs, completion_logprobs
+from kvc_trt.serving.protocol.logprobs import AnswerToken, chat_logprobs, completion_logprobs
 from kvc_trt.serving.protocol.model import ServedModel
 from kvc_trt.serving.protocol.tools import chunk_of, message_of
 from kvc_trt.tool_calls.deltas import Delta
@@ -53,7 +53,7 @@ class Choice:
         special = {mark: model.special_tokens.get(mark) for mark in self._reader.looks_for}
         self._marks = {token: mark for mark, token in special.items() if token is not None and token not in self._ends}
         self._deltas: list[Delta] = []
-        self._drawn: list[Drawn] = []
+        self._drawn: list[AnswerToken] = []
 
     @property
     def wants_no_more(self) -> bool:
@@ -111,12 +111,12 @@ class Choice:
         space = " " if begins and self._model.spelling.text(event.token_id).startswith(" ") else ""
         return space + event.text
 
-    def _drawn_by(self, event: Event) -> list[Drawn]:
+    def _drawn_by(self, event: Event) -> list[AnswerToken]:
         """Return the event's token if its log-probability is requested; the token that ends an answer is left out."""
         ended = event.output is not None and event.output.finish_reason == "stop" and event.token_id in self._ends
-        return [] if event.logprobs is None or ended else [Drawn(event.token_id, event.logprobs)]
+        return [] if event.logprobs is None or ended else [AnswerToken(event.token_id, event.logprobs)]
 
-    def _logprobs(self, drawn: list[Drawn]) -> dict[str, Any] | None:
+    def _logprobs(self, drawn: list[AnswerToken]) -> dict[str, Any] | None:
         if self._request.logprobs is None:
             return None
         if self._chat:

@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from kvc_trt.errors import describe, did_you_mean
-from kvc_trt.runtime.answer_rules import Client, Rule, rules_of
+from kvc_trt.runtime.answer_rules import AnswerRule, Client, rules_of
 from kvc_trt.serving.protocol.errors import NO_FIELD, NOT_SUPPORTED, ApiError, refused
 
 
@@ -37,7 +37,7 @@ COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
 
 
 @dataclass(frozen=True)
-class Field:
+class BodyField:
     """One field of a request."""
 
     name: str
@@ -47,7 +47,7 @@ class Field:
     endpoints: frozenset[Endpoint] = BOTH
     harmless: tuple[object, ...] = ()
     """Values of a refused field that are accepted, because they ask for nothing."""
-    rule: Rule | None = None
+    rule: AnswerRule | None = None
     """The answer rule that the field sets; None for other fields."""
 
     def check(self, value: object) -> None:
@@ -58,16 +58,16 @@ class Field:
             )
 
 
-def _works(name: str, words: str, endpoints: frozenset[Endpoint] = BOTH) -> Field:
-    return Field(name, Fate.WORKS, words, endpoints)
+def _works(name: str, words: str, endpoints: frozenset[Endpoint] = BOTH) -> BodyField:
+    return BodyField(name, Fate.WORKS, words, endpoints)
 
 
-def _no_effect(name: str, words: str, endpoints: frozenset[Endpoint] = BOTH) -> Field:
-    return Field(name, Fate.NO_EFFECT, words, endpoints)
+def _no_effect(name: str, words: str, endpoints: frozenset[Endpoint] = BOTH) -> BodyField:
+    return BodyField(name, Fate.NO_EFFECT, words, endpoints)
 
 
-def _refused(name: str, words: str, *harmless: object, endpoints: frozenset[Endpoint] = BOTH) -> Field:
-    return Field(name, Fate.REFUSED, words, endpoints, harmless)
+def _refused(name: str, words: str, *harmless: object, endpoints: frozenset[Endpoint] = BOTH) -> BodyField:
+    return BodyField(name, Fate.REFUSED, words, endpoints, harmless)
 
 
 _BY_ENDPOINT = ("logprobs",)
@@ -85,7 +85,7 @@ _FIELDS = (
     _works("stream_options", "`include_usage`: true adds a last chunk with the usage."),
     _works("n", "Answers to each prompt; answer i has the seed `seed` + i."),
     *(
-        Field(name, Fate.WORKS, rule.help, rule=rule)
+        BodyField(name, Fate.WORKS, rule.help, rule=rule)
         for name, rule in rules_of(Client.OPENAI).items()
         if name not in _BY_ENDPOINT
     ),
@@ -165,11 +165,11 @@ _FIELDS = (
 )
 
 
-def _of(endpoint: Endpoint) -> Mapping[str, Field]:
+def _of(endpoint: Endpoint) -> Mapping[str, BodyField]:
     return MappingProxyType({field.name: field for field in _FIELDS if endpoint in field.endpoints})
 
 
-FIELDS: Mapping[Endpoint, Mapping[str, Field]] = MappingProxyType({one: _of(one) for one in Endpoint})
+FIELDS: Mapping[Endpoint, Mapping[str, BodyField]] = MappingProxyType({one: _of(one) for one in Endpoint})
 """The fields of each endpoint, by name."""
 
 

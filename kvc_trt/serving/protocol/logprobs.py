@@ -35,14 +35,14 @@ class Spelling:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
-class Drawn(NamedTuple):
+class AnswerToken(NamedTuple):
     """A token of an answer with its log-probabilities."""
 
     token_id: int
     logprobs: TokenLogprobs
 
 
-def chat_logprobs(drawn: Sequence[Drawn], spelling: Spelling) -> dict[str, Any]:
+def chat_logprobs(drawn: Sequence[AnswerToken], spelling: Spelling) -> dict[str, Any]:
     """Return the `logprobs` of a chat's choice."""
 
     def one(token_id: int, logprob: float) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def chat_logprobs(drawn: Sequence[Drawn], spelling: Spelling) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(drawn: Sequence[Drawn], spelling: Spelling, offset: int) -> dict[str, Any]:
+def completion_logprobs(drawn: Sequence[AnswerToken], spelling: Spelling, offset: int) -> dict[str, Any]:
     """Return the `logprobs` of a completion's choice; its first token begins at character `offset` of the text."""
     texts, offsets = [spelling.text(token) for token, _ in drawn], []
     for text in texts:

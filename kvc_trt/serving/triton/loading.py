@@ -14,12 +14,12 @@ from kvc_trt.serving.errors import ServingError
 from kvc_trt.serving.triton.errors import log_to
 from kvc_trt.serving.triton.family.engine_step import EngineStep
 from kvc_trt.serving.triton.family.text_steps import TextStep
-from kvc_trt.serving.triton.model import ServedModel
+from kvc_trt.serving.triton.model import TritonEngine
 from kvc_trt.serving.triton.openai import OpenAiModel
 from kvc_trt.serving.triton.settings import ENGINE, ModelSettings, read_settings
 
 
-def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep:
+def load_model(pb_utils: Any, args: Mapping[str, str]) -> TritonEngine | TextStep:
     """Check the files beside model.py, load them, and return the model that answers Triton's requests.
 
     `pb_utils` is Triton's module `triton_python_backend_utils`, `args` are the arguments of `initialize`. Raises
@@ -40,7 +40,7 @@ def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep
         raise pb_utils.TritonModelException(message.replace(f"{directory}/", "")) from None
 
 
-def _engine_model(pb_utils: Any, args: Mapping[str, str], directory: Path, settings: ModelSettings) -> ServedModel:
+def _engine_model(pb_utils: Any, args: Mapping[str, str], directory: Path, settings: ModelSettings) -> TritonEngine:
     engine = ServedEngine.open(directory / ENGINE, settings.serving, digest=settings.digest)
     if settings.role == "engine":
         return EngineStep(pb_utils, args, engine)

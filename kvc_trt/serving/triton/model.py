@@ -37,7 +37,7 @@ class Cancellable(Protocol):
         """Cancel the answer."""
 
 
-class ServedModel:
+class TritonEngine:
     """One engine that answers Triton's requests.
 
     `pb_utils` is Triton's module `triton_python_backend_utils`, `args` are the arguments of `initialize`, and `read`

@@ -25,7 +25,7 @@ from kvc_trt.serving.protocol.body import json_object
 from kvc_trt.serving.protocol.errors import ApiError, api_error, refused
 from kvc_trt.serving.protocol.fields import Endpoint
 from kvc_trt.serving.protocol.model import ServedModel as ApiModel
-from kvc_trt.serving.triton.model import ServedModel, cancel_when_gone
+from kvc_trt.serving.triton.model import TritonEngine, cancel_when_gone
 from kvc_trt.serving.triton.tensors import (
     OPENAI_OUTPUTS,
     OPENAI_REQUEST,
@@ -37,7 +37,7 @@ from kvc_trt.serving.triton.tensors import (
 )
 
 
-class OpenAiModel(ServedModel):
+class OpenAiModel(TritonEngine):
     """One engine that answers requests with text, with token ids, or with a body of OpenAI's API."""
 
     def __init__(self, pb_utils: Any, args: Mapping[str, str], engine: ServedEngine) -> None:

@@ -36,9 +36,9 @@ class ModelSettings:
     role: Role = "model"
 
     def parameters(self) -> dict[str, str]:
-        """Return the parameters as Triton stores them, without those that are zero, false or not set."""
-        serving = {one.name: getattr(self.serving, one.name) for one in fields(self.serving)}
-        given = {name: str(value) for name, value in serving.items() if value}
+        """Return the parameters as Triton stores them, without those that have their defaults."""
+        serving = ((one, getattr(self.serving, one.name)) for one in fields(self.serving))
+        given = {one.name: str(value) for one, value in serving if value != one.default}
         return {DIGEST: self.digest, **({} if self.role == "model" else {"role": self.role}), **given}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvc_trt.tasks.haystack import Drawn, fit_units
+from kvc_trt.tasks.haystack import FirstItems, fit_units
 from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
 from kvc_trt.tasks.words import word_stream
 
@@ -50,7 +50,7 @@ def generate(
 ) -> TaskSample:
     """Sample `index`; the number of other words grows with the target."""
     repeats = SHORT if target_tokens < SHORT_TARGET else LONG
-    drawn = Drawn(word_stream(sample_rng(NAME, seed, index)))
+    drawn = FirstItems(word_stream(sample_rng(NAME, seed, index)))
     shown_words = COMMON + repeats.example_others
     words = drawn.first(shown_words + COMMON)
     common = words[shown_words:]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.haystack import Drawn, fit_units, insert_needles
+from kvc_trt.tasks.haystack import FirstItems, fit_units, insert_needles
 from kvc_trt.tasks.task import Encode, Task, TaskSample, sample_rng
 from kvc_trt.tasks.words import ADJECTIVES, NOUNS, PEOPLE, PLACES, prose
 
@@ -63,7 +63,7 @@ def generate(
     purchases, summary = _that_fit(_draw(rng), encode, max_new_tokens)
     count = len(purchases)
     depths = [float(depth) for depth in (np.arange(count) + rng.random(count)) / count]
-    log = Drawn(prose(sample_rng(f"{NAME}/prose", seed, index)))
+    log = FirstItems(prose(sample_rng(f"{NAME}/prose", seed, index)))
 
     def context(sentences: int) -> str:
         stated = [purchase.stated() for purchase in purchases]

@@ -10,7 +10,7 @@ instruction); the task is our own and has no published numbers.
 from __future__ import annotations
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.haystack import Drawn, fit_units, insert_needles
+from kvc_trt.tasks.haystack import FirstItems, fit_units, insert_needles
 from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
 from kvc_trt.tasks.words import available, draw_distinct, prose
 
@@ -44,7 +44,7 @@ def generate(
     depths = [float(depth) for depth in rng.random(facts)]
     asked = [int(fact) for fact in rng.permutation(facts)[:instructions]]
     needles = [f"Locker {key} has number {number}." for key, number in zip(keys, numbers, strict=True)]
-    haystack = Drawn(prose(sample_rng(f"{NAME}/prose", seed, index)))
+    haystack = FirstItems(prose(sample_rng(f"{NAME}/prose", seed, index)))
 
     def context(sentences: int) -> str:
         return OPENING + " ".join(insert_needles(haystack.first(sentences), needles, depths))

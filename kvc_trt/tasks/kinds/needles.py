@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_needles, repeated
+from kvc_trt.tasks.haystack import SHORT_SENTENCES, FirstItems, fit_units, insert_needles, repeated
 from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
 from kvc_trt.tasks.words import Kind, draw_distinct, prose
 
@@ -96,7 +96,7 @@ def generate_needles(
     text = question([keys[i] for i in asked], arrangement.values_per_key, arrangement.value_kind)
     others = [needle(k, v) for k, v in zip(keys[arrangement.keys :], values[len(needles) :], strict=False)]
     streams = {"noise": repeated(SHORT_SENTENCES), "prose": prose(rng), "needles": iter(others)}
-    filler = Drawn(streams[arrangement.haystack])
+    filler = FirstItems(streams[arrangement.haystack])
 
     def context(units: int) -> str:
         return " ".join([INTRODUCTION, *insert_needles(filler.first(units), needles, depths)])

@@ -11,7 +11,7 @@ as long as asked; the needle is between two sentences; wording and background ar
 from __future__ import annotations
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.haystack import Drawn, fit_units, insert_needles, repeated
+from kvc_trt.tasks.haystack import FirstItems, fit_units, insert_needles, repeated
 from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
 
 NAME = "passkey"
@@ -51,7 +51,7 @@ def generate(
     if not 0 <= where <= 1:
         raise InputError(f"{NAME}: the depth is {where}, expected 0 (start) to 1 (end)")
     digits = "".join(map(str, sample_rng(NAME, seed, index).integers(10, size=DIGITS)))
-    background = Drawn(repeated(BACKGROUND))
+    background = FirstItems(repeated(BACKGROUND))
 
     def context(sentences: int) -> str:
         units = insert_needles(background.first(sentences), [f"The pass key is {digits}."], [where])

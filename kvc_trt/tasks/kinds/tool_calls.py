@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvc_trt.tasks.haystack import Drawn, fit_units, insert_needles
+from kvc_trt.tasks.haystack import FirstItems, fit_units, insert_needles
 from kvc_trt.tasks.task import Encode, Task, TaskSample, sample_rng
 from kvc_trt.tasks.words import draw_distinct, prose
 from kvc_trt.tool_calls.deltas import Arguments
@@ -84,7 +84,7 @@ def generate(
     asked, *others = rng.permutation(TOOLS).tolist()
     described = "\n".join(one.description for one in subjects)
     solved = "".join(f"{subjects[one].request} {subjects[one].call}" for one in others[:SHOWN])
-    returned = Drawn(prose(sample_rng(f"{NAME}/prose", seed, index)))
+    returned = FirstItems(prose(sample_rng(f"{NAME}/prose", seed, index)))
 
     def context(sentences: int) -> str:
         text = insert_needles(returned.first(sentences), [one.record for one in subjects], depths)

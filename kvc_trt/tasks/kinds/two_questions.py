@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_needles, repeated
+from kvc_trt.tasks.haystack import SHORT_SENTENCES, FirstItems, fit_units, insert_needles, repeated
 from kvc_trt.tasks.kinds import key_value
 from kvc_trt.tasks.kinds.needles import COUNTS, DEPTHS, INTRODUCTION, needle, question
 from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, first_question, sample_rng, string_match_all
@@ -38,7 +38,7 @@ def generate_needles(
     depths = sorted((rng.permutation(DEPTHS)[:ENTRIES] / (DEPTHS - 1)).tolist())
     first, second = rng.permutation(ENTRIES)[:2].tolist()
     entries = [needle(key, value) for key, value in zip(keys, values, strict=True)]
-    filler = Drawn(repeated(SHORT_SENTENCES))
+    filler = FirstItems(repeated(SHORT_SENTENCES))
 
     def context(units: int) -> str:
         return " ".join([INTRODUCTION, *insert_needles(filler.first(units), entries, depths)])
@@ -64,7 +64,7 @@ def generate_records(
     depths = np.sort(rng.random(RECORD_COUNT)).tolist()
     first, second = rng.permutation(RECORD_COUNT)[:2].tolist()
     records = [f"<record> {key} {value}" for key, value in zip(keys, values, strict=True)]
-    filler = Drawn(_words(rng))
+    filler = FirstItems(_words(rng))
     asked = [f" <query> {keys[one]}" for one in (first, second)]
 
     def context(units: int) -> str:

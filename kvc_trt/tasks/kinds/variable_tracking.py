@@ -15,7 +15,7 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_needles, repeated
+from kvc_trt.tasks.haystack import SHORT_SENTENCES, FirstItems, fit_units, insert_needles, repeated
 from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
 from kvc_trt.tasks.words import spelled
 
@@ -60,7 +60,7 @@ def generate(
     names = _distinct_names(rng, 2 * (HOPS + 1))
     numbers = [10_000 + int(number) for number in rng.choice(90_000, size=2, replace=False)]
     shown, asked = _chain(rng, names[: HOPS + 1], numbers[0]), _chain(rng, names[HOPS + 1 :], numbers[1])
-    filler = Drawn(repeated(SHORT_SENTENCES))
+    filler = FirstItems(repeated(SHORT_SENTENCES))
 
     def example(sentences: int) -> str:
         return f"{shown.context(filler.first(sentences))}{shown.question()} {', '.join(shown.names)}.\n\n\n"

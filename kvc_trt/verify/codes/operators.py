@@ -7,15 +7,15 @@ must be equal, and a vector with wrong codes reads as NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.methods.base.constants import Constants
-from kvc_trt.methods.base.isolated_runs import Found, PromptCase, StepCase, TurnCase
+from kvc_trt.methods.base.isolated_runs import CacheCase, Found, PromptCase
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.models.cache_formats import CacheFormat
 from kvc_trt.operators.schema import Operator, Tensor, part_names
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from kvc_trt.methods.base.isolated_runs import RunnableAlone
 
 Array = NDArray[Any]
-Case: TypeAlias = "PromptCase | StepCase | TurnCase"
 _EXACT = {"k_new": "keys", "v_new": "values"}
 """Exact inputs that are stored before they are read; the reference sees the vectors that the cache gives back."""
 
 
-def with_stored_caches(operator: EngineOperator, case: Case, form: CacheFormat) -> tuple[RunnableAlone, Case]:
+def with_stored_caches(operator: EngineOperator, case: CacheCase, form: CacheFormat) -> tuple[RunnableAlone, CacheCase]:
     """Return an operator over caches in a format that takes the tensors of exact caches, and the matching case.
 
     The caches of the case, if it has any, hold vectors that codes stand for. Its new tokens are those that the cache
@@ -38,14 +37,10 @@ def with_stored_caches(operator: EngineOperator, case: Case, form: CacheFormat) 
     """
     if form.keys is None or form.values is None:
         return operator, case
-    exact = case.k if isinstance(case, PromptCase) else case.k_new
+    exact = case.exact_keys
     keys, values = (Codebook(vector, exact.shape[-1]) for vector in (form.keys, form.values))
-    books = {"keys": keys, "values": values}
-    alone = _OfCodes(operator, operators()[operator.name], form, books, exact.dtype)
-    if isinstance(case, PromptCase):
-        return alone, replace(case, kept_k=keys.store(case.k), kept_v=values.store(case.v))
-    held = replace(case, k_cache=keys.hold(case.k_cache), v_cache=values.hold(case.v_cache))
-    return alone, replace(held, k_new=keys.store(case.k_new), v_new=values.store(case.v_new))
+    alone = _OfCodes(operator, operators()[operator.name], form, {"keys": keys, "values": values}, exact.dtype)
+    return alone, case.in_caches(keys, values)
 
 
 def run_store_tokens(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:

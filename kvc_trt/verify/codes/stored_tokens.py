@@ -308,35 +308,44 @@ class StoredTokens:
                 if not free:
                     differ &= where[..., None] >= 0
                 if differ.any() and not first:
-                    first = self._described(site, part, where, differ, found, expected, table.form, number)
+                    at = tuple(np.argwhere(differ)[0].tolist())
+                    place = self._vector(site, part, where, at)
+                    first = f"{place}, {_difference(at, found, expected, table.form, number)}"
                 wrong |= differ.any(axis=-1)
             self.found.add(int((where >= 0).sum()), int(wrong.sum()), first)
 
     def _count(self, site: CacheSite, name: str, where: Int64, found: Array, expected: Array) -> None:
         """Compare codes [B,G,C,D], one for each channel, without scales."""
         differ = (found != expected) & (where[..., None] >= 0)
-        first = "" if not differ.any() else self._described(site, name, where, differ, found, expected, None, 0)
+        first = ""
+        if differ.any():
+            at = tuple(np.argwhere(differ)[0].tolist())
+            first = f"{self._vector(site, name, where, at)}, {_difference(at, found, expected, None, 0)}"
         self.found.add(int((where >= 0).sum()), int(differ.any(axis=-1).sum()), first)
 
-    def _described(
-        self, site: CacheSite, part: str, where: Int64, differ: Array, found: Array, expected: Array,
-        form: VectorFormat | None, number: int,
-    ) -> str:  # fmt: skip
-        """Return the place of the first difference as text: tensor, layer, row, head, token, slot, channel or group."""
-        row, head, slot, last = (int(n) for n in np.argwhere(differ)[0])
+    def _vector(self, site: CacheSite, part: str, where: Int64, at: tuple[int, ...]) -> str:
+        """Return the vector of element `at` as text: its place, token and slot."""
+        row, head, slot = at[:3]
         token = int(where[row, head, slot])
         holder = f"token {token}" if token >= 0 else "no token"
-        place = f"{self._place(site, part, row, head)}, {holder} in slot {slot}"
-        ours, wanted = found[row, head, slot], expected[row, head, slot]
-        if number == 0 and form is not None:
-            ours, wanted = (unpacked(codes, form) for codes in (ours, wanted))
-            last = int(np.flatnonzero(ours != wanted)[0])
-            return f"{place}, channel {last}: code {ours[last]}, expected {wanted[last]}"
-        unit = "group" if number else "channel"
-        return f"{place}, {unit} {last}: {ours[last]}, expected {wanted[last]}"
+        return f"{self._place(site, part, row, head)}, {holder} in slot {slot}"
 
     def _place(self, site: CacheSite, part: str, row: int, head: int) -> str:
         return f"{part} of layer {site.layer}, row {row}, {head_of(site, head)}"
+
+
+def _difference(at: tuple[int, ...], found: Array, expected: Array, form: VectorFormat | None, number: int) -> str:
+    """Return a difference within a vector as text: its channel or group, and both values.
+
+    `number` is that of the part of a vector in the format `form`, 0 its codes."""
+    *vector, last = at
+    ours, wanted = found[tuple(vector)], expected[tuple(vector)]
+    if number == 0 and form is not None:
+        ours, wanted = (unpacked(codes, form) for codes in (ours, wanted))
+        last = int(np.flatnonzero(ours != wanted)[0])
+        return f"channel {last}: code {ours[last]}, expected {wanted[last]}"
+    unit = "group" if number else "channel"
+    return f"{unit} {last}: {ours[last]}, expected {wanted[last]}"
 
 
 def head_of(site: CacheSite, head: int) -> str:

@@ -13,7 +13,7 @@ PLACEMENTS: dict[Placement, str] = {"in_prompt": "query in the prompt", "after_c
 
 
 @dataclass(frozen=True)
-class Question:
+class TokenQuestion:
     """One question as token ids."""
 
     prompt_ids: tuple[int, ...]
@@ -22,10 +22,10 @@ class Question:
 
 
 @dataclass(frozen=True)
-class QuestionSet:
+class PlacedQuestions:
     """Questions of one placement at one length, and their right answers."""
 
-    questions: Sequence[Question]
+    questions: Sequence[TokenQuestion]
     new_tokens: int
     """The number of tokens that are generated for an answer."""
     is_right: Callable[[int, Sequence[int]], bool]
@@ -83,5 +83,5 @@ class Wording(Protocol):
     def prompts(self, lengths: Sequence[int], seed: int) -> list[list[int]]:
         """Return a prompt of exactly each length for the model to continue; these are not questions to be answered."""
 
-    def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> QuestionSet:
+    def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> PlacedQuestions:
         """Return questions with contexts of `context` tokens, which include the query if it is in the prompt."""

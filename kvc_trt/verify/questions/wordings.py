@@ -22,7 +22,7 @@ from kvc_trt.tasks.kinds.key_value import (
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import Task, TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer, task_tokenizer_of
-from kvc_trt.verify.questions.question import Question, QuestionSet, Wording
+from kvc_trt.verify.questions.question import PlacedQuestions, TokenQuestion, Wording
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -63,15 +63,15 @@ class KeyValueWording:
             prompts.append(list(haystack.prompt_ids[-length:]))
         return prompts
 
-    def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> QuestionSet:
+    def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> PlacedQuestions:
         """Return questions about as many records as there are keys and room for."""
         pairs = max(1, min(_MOST_PAIRS, len(KEYS), (context - 3) // RECORD_TOKENS))
         drawn = [
             generate(seed=seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
             for i in range(samples)
         ]
-        return QuestionSet(
-            [Question(sample.prompt_ids, sample.query_ids) for sample in drawn],
+        return PlacedQuestions(
+            [TokenQuestion(sample.prompt_ids, sample.query_ids) for sample in drawn],
             VALUES_PER_RECORD,
             lambda number, answer: tuple(answer) == drawn[number].answer_ids,
             f"{pairs} pairs in {context} tokens, seed {seed}",
@@ -106,14 +106,14 @@ class TextWording:
             prompts.append(list(self.framing.ids(sample, query_aware=True).context[-length:]))
         return prompts
 
-    def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> QuestionSet:
+    def ask(self, *, context: int, placement: Placement, samples: int, seed: int) -> PlacedQuestions:
         """Return questions for needles at random depths; InputError if the shortest is longer than `context`."""
         drawn = [self._draw(self.needles, seed, index, context, 0) for index in range(samples)]
         framed = [self.framing.ids(sample, query_aware=placement == "in_prompt") for sample in drawn]
         said = max(len(self.framing.continuation(sample)) for sample in drawn)
         depths = ", ".join(f"{sample.meta['depths'][0]:.2f}" for sample in drawn)
-        return QuestionSet(
-            [Question(ids.context, ids.question) for ids in framed],
+        return PlacedQuestions(
+            [TokenQuestion(ids.context, ids.question) for ids in framed],
             said + _BESIDE_THE_ANSWER,
             lambda number, answer: self._is_right(drawn[number], answer),
             f"{self.name}, {context} tokens, seed {seed}, depths {depths}",

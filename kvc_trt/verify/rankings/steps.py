@@ -20,20 +20,20 @@ from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_read
 
 
 def compare_step(
-    query: Array, read: ReadByStep, parameters: PolicyParameters, *, exact: bool = False, truncates: bool = False
+    read: ReadByStep, parameters: PolicyParameters, *, exact: bool = False, truncates: bool = False
 ) -> tuple[IndexComparison, float]:
-    """Compare a step with queries [B,H,D]; return the verdict on its lists, and the error of its output for them.
+    """Compare a step; return the verdict on its lists, and the error of its output for them.
 
     `exact` computes the expected output in float64: real queries are larger than random ones, and float32's error grows
     with them on both sides. `truncates` says that tensor cores have summed the products.
     """
     ranking, selection = parameters.selection.ranking(parameters), parameters.selection
     if ranking is None or not ranking.proves_equal_inputs:
-        return compare_either(query, read, parameters)
-    q, k, v, m = float32(query), float32(read.keys), float32(read.values), torch.from_numpy(read.lengths)
+        return compare_either(read, parameters)
+    q, k, v, m = float32(read.query), float32(read.keys), float32(read.values), torch.from_numpy(read.lengths)
     wanted, expected, *_ = selection.select(q, selection.layer_cache(k, v, m, parameters, read.softmax), parameters)
     assert expected is not None
-    step = Step(query, read.keys, read.lengths, read.softmax)
+    step = Step(read.query, read.keys, read.lengths, read.softmax)
     compared = compare_read(ranking, step, expected.numpy(), read.selected, truncates=truncates)
     if exact:
         q, k, v = q.double(), k.double(), v.double()
@@ -42,9 +42,9 @@ def compare_step(
     return compared, maximum_error(read.output, wanted.numpy())
 
 
-def compare_either(query: Array, read: ReadByStep, parameters: PolicyParameters) -> tuple[IndexComparison, float]:
+def compare_either(read: ReadByStep, parameters: PolicyParameters) -> tuple[IndexComparison, float]:
     """Compare a step, with a list per KV head or per query head, with the reference in float32 and in float64."""
-    single, double = (_select(query, read, parameters, dtype) for dtype in (np.float32, np.float64))
+    single, double = (_select(read, parameters, dtype) for dtype in (np.float32, np.float64))
     found, error = IndexComparison(), 0.0
     scale = max(1.0, float(np.abs(double.output.numpy()).max(initial=0.0)))
     for row in range(len(read.lengths)):
@@ -76,8 +76,9 @@ def _judge_row(
     return IndexComparison(len(lists), near_ties=swapped, swapped_tokens=swapped, wrong=wrong), output
 
 
-def _select(query: Array, read: ReadByStep, parameters: PolicyParameters, dtype: type) -> reference.Selection:
-    q, k, v = (torch.from_numpy(np.ascontiguousarray(array, dtype)) for array in (query, read.keys, read.values))
+def _select(read: ReadByStep, parameters: PolicyParameters, dtype: type) -> reference.Selection:
+    tables = (read.query, read.keys, read.values)
+    q, k, v = (torch.from_numpy(np.ascontiguousarray(array, dtype)) for array in tables)
     lengths = torch.from_numpy(np.ascontiguousarray(read.lengths))
     cache = parameters.selection.layer_cache(k, v, lengths, parameters, read.softmax)
     return parameters.selection.select(q, cache, parameters)

@@ -224,9 +224,9 @@ class _Passes:
                 keys, values = read_caches(executor.buffers, site.name, site.parameters.cache_format, rows)
                 query, output, selected = map(executor.exposed, _names(op))
                 lengths = self._lengths[op.cache] + token + 1
-                read = ReadByStep(keys, values, lengths, output, selected, self._softmaxes[site.layer])
+                read = ReadByStep(query, keys, values, lengths, output, selected, self._softmaxes[site.layer])
                 truncates = self._tested.target.truncates
-                compared, error = compare_step(query, read, site.parameters, exact=True, truncates=truncates)
+                compared, error = compare_step(read, site.parameters, exact=True, truncates=truncates)
                 self._found.selection += compared
                 self._found.output_error = larger(self._found.output_error, error)
                 self._found.read.setdefault(op.cache, []).append(selected.copy())

@@ -7,34 +7,21 @@ executor's matrix products give equal scores.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.methods.base.isolated_runs import Float, Int64, PromptCase, StepCase
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.policies import PolicyParameters
-from kvc_trt.reference.softmax import PLAIN, Softmax
+from kvc_trt.reference.softmax import Softmax
 
 _LONGEST_PROMPT, _MOST_SLOTS = 4096, 4096
 """The sizes of a case if nothing depends on them, small enough for a quick check of an engine for 128K tokens."""
 _MOST_ELEMENTS = 1 << 26
 """The most elements of one cache in a case, if rows can be divided among cases."""
-
-
-@dataclass(frozen=True)
-class AttentionCase:
-    """Inputs of KvcPrefillAttention: q [B,H,S,D], k and v [B,G,S,D], S a multiple of the prompt block."""
-
-    name: str
-    q: Float
-    k: Float
-    v: Float
-    softmax: Softmax = PLAIN
 
 
 def softmax_of_case(config: ModelConfig, seed: int) -> Softmax:
@@ -59,12 +46,12 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
     shape = (len(lengths), groups, slots, size)
     for name in ("random", "repeated keys", "equal keys"):
         rng = np.random.default_rng([seed, len(name)])
-        q_window = _normal(rng, (len(lengths), heads, window, size))
-        values = _normal(rng, shape)
+        q_window = normal(rng, (len(lengths), heads, window, size))
+        values = normal(rng, shape)
         if name == "random":
-            keys = _normal(rng, shape)
+            keys = normal(rng, shape)
         elif name == "equal keys":
-            keys = np.broadcast_to(_normal(rng, (1, groups, 1, size)), shape)
+            keys = np.broadcast_to(normal(rng, (1, groups, 1, size)), shape)
         else:
             keys = repeated(rng, shape, run=1, distinct=max(2, longest // 7))
         q_window, keys, values = (np.ascontiguousarray(one, numpy_dtype(dtype)) for one in (q_window, keys, values))
@@ -98,8 +85,8 @@ def _step_case(
     rng = np.random.default_rng([seed, len(name), *([] if len(lengths) > 1 else lengths)])
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     batch, shape = len(lengths), (len(lengths), groups, _step_slots(parameters), size)
-    query = _normal(rng, (batch, heads, size))
-    keys, values = _normal(rng, shape), _normal(rng, shape)
+    query = normal(rng, (batch, heads, size))
+    keys, values = normal(rng, shape), normal(rng, shape)
     if name == "zero query":
         query[:] = 0
     elif name == "opposed heads":
@@ -110,31 +97,12 @@ def _step_case(
     empty = np.arange(shape[2]) >= (lengths - 1)[:, None]
     for cache in (keys, values):
         cache[np.broadcast_to(empty[:, None, :], shape[:3])] = 0
-    k_new, v_new = _normal(rng, (batch, groups, size)), _normal(rng, (batch, groups, size))
+    k_new, v_new = normal(rng, (batch, groups, size)), normal(rng, (batch, groups, size))
     ties = name in ("zero query", "repeated pages")
     kind = numpy_dtype(dtype)
     query, k_new, v_new = (np.ascontiguousarray(array, kind) for array in (query, k_new, v_new))
     keys, values = (np.ascontiguousarray(array, kind) for array in (keys, values))
     return StepCase(name, ties, query, k_new, v_new, keys, values, lengths - 1, softmax_of_case(config, seed))
-
-
-def attention_cases(
-    config: ModelConfig, dtype: str, seed: int, precision: PrefillPrecision = "f32", window: int | None = None
-) -> list[AttentionCase]:
-    """Return cases of one block of queries, and of several; with a `window`, more tokens than it has.
-
-    If prefill computes in bf16, the inputs hold numbers of that type, because the error of rounding inputs belongs to
-    the operator that made them, as in an engine whose caches are bfloat16.
-    """
-    rng = np.random.default_rng(seed)
-    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
-    held, kind = numpy_dtype("bfloat16" if precision == "bf16" else dtype), numpy_dtype(dtype)
-    cases = []
-    for blocks in (1, 3 if window is None else 2 + window // PROMPT_BLOCK):
-        shape = (1, groups, blocks * PROMPT_BLOCK, size)
-        q, k, v = (_normal(rng, s).astype(held).astype(kind) for s in ((1, heads, *shape[2:]), shape, shape))
-        cases.append(AttentionCase(f"{shape[2]} tokens", q, k, v, softmax_of_case(config, seed)))
-    return cases
 
 
 def enough_slots(parameters: PolicyParameters) -> int:
@@ -148,14 +116,15 @@ def _step_slots(parameters: PolicyParameters) -> int:
     return parameters.capacity if chooses else enough_slots(parameters)
 
 
-def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Float:
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Float:
+    """Return standard normal numbers, float32."""
     return rng.standard_normal(shape, dtype=np.float32)
 
 
 def repeated(rng: np.random.Generator, shape: tuple[int, ...], *, run: int, distinct: int) -> Float:
     """Return random keys in which each run of `run` slots is a copy of one of `distinct` runs."""
     batch, groups, slots, size = shape
-    runs = _normal(rng, (batch, groups, distinct, run, size))
+    runs = normal(rng, (batch, groups, distinct, run, size))
     picks = rng.integers(distinct, size=(batch, groups, -(-slots // run)))
     chosen = np.take_along_axis(runs, picks[:, :, :, None, None], axis=2).reshape(batch, groups, -1, size)
     copied: Float = chosen[:, :, :slots].copy()

@@ -20,7 +20,7 @@ from kvc_trt.runtime import Request
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.checks import Check, Rung
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.questions.question import PLACEMENTS, Accuracy, Question, QuestionSet, Wording
+from kvc_trt.verify.questions.question import PLACEMENTS, Accuracy, PlacedQuestions, TokenQuestion, Wording
 from kvc_trt.verify.rungs.tokens import Greedy, Match, explanation, match, reference_greedy
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _answers_to(tested: EngineUnderTest, wording: Wording, samples: int) -> int:
 
 
 def _ask(
-    tested: EngineUnderTest, rung: Rung, wording: Wording, asked: QuestionSet, where: str, advance: Advance
+    tested: EngineUnderTest, rung: Rung, wording: Wording, asked: PlacedQuestions, where: str, advance: Advance
 ) -> list[Check]:
     parameters = tested.engine.parameters
     if asked.room > parameters.max_output_len:
@@ -94,7 +94,7 @@ def _ask(
     return [*checks, _against_reference(tested, wording, where, asked, found, advance)]
 
 
-def answers(session: Session, asked: QuestionSet, advance: Advance) -> Answers:
+def answers(session: Session, asked: PlacedQuestions, advance: Advance) -> Answers:
     """Return greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted.
 
     `advance` is called after each answer.
@@ -117,7 +117,7 @@ def answers(session: Session, asked: QuestionSet, advance: Advance) -> Answers:
 
 
 def _against_reference(
-    tested: EngineUnderTest, wording: Wording, where: str, asked: QuestionSet, found: Answers, advance: Advance
+    tested: EngineUnderTest, wording: Wording, where: str, asked: PlacedQuestions, found: Answers, advance: Advance
 ) -> Check:
     bars = tested.thresholds
     count = tested.plan.reference_samples(len(asked.questions), text=wording.is_text)
@@ -139,7 +139,7 @@ def _against_reference(
     )
 
 
-def _expected(tested: EngineUnderTest, questions: Sequence[Question], given: Answers) -> Greedy:
+def _expected(tested: EngineUnderTest, questions: Sequence[TokenQuestion], given: Answers) -> Greedy:
     """Return the reference's answers to questions whose late queries are equally long.
 
     If caches have a format, the reference is fed the engine's answers and continues with the engine's codes; its
@@ -155,7 +155,7 @@ def _expected(tested: EngineUnderTest, questions: Sequence[Question], given: Ans
     return Greedy(logits.argmax(-1), logits)
 
 
-def _alike(questions: Sequence[Question], most: int) -> list[list[int]]:
+def _alike(questions: Sequence[TokenQuestion], most: int) -> list[list[int]]:
     """Return groups of at most `most` questions, by number, whose late queries are equally long, to decode together."""
     by_length: dict[int, list[int]] = {}
     for number, question in enumerate(questions):

@@ -233,8 +233,8 @@ class Judge:
         keys, values = self._keys(site, side), self._values(site, side)
         lengths = feed["cache_lengths"][op.cache] + 1
         output, selected = (side[name] for name in op.outputs)
-        read = ReadByStep(keys, values, lengths, output, selected, softmax)
-        return compare_step(side[op.inputs[0]], read, site.parameters, exact=True, truncates=truncates)[0]
+        read = ReadByStep(side[op.inputs[0]], keys, values, lengths, output, selected, softmax)
+        return compare_step(read, site.parameters, exact=True, truncates=truncates)[0]
 
 
 def _stores(new: Sequence[Array], before: Sequence[Array], after: Sequence[Array]) -> bool:

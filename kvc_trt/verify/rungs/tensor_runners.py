@@ -21,6 +21,8 @@ from polygraphy.common import TensorMetadata
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
+from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS, TensorRtInstallation
+from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError
 from kvc_trt.verify.rungs.tensor_differences import tensor_names
@@ -51,14 +53,11 @@ def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
     """
     from onnx import ModelProto, inliner
 
-    from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS, Installation
-    from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
-
     copy, name = ModelProto(), "lowered"
     copy.CopyFrom(model)
     try:
         for step in EXECUTABLE_PASSES:
-            step(copy, Installation(FIRST_FOR_GRAPHS, frozenset()))
+            step(copy, TensorRtInstallation(FIRST_FOR_GRAPHS, frozenset()))
     except InputError:
         copy, name = model, "inlined"
     return name, inliner.inline_local_functions(copy)

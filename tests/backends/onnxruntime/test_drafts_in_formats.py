@@ -16,6 +16,7 @@ from tests.backends.onnxruntime.shared_sessions import SharingExecutor
 from tests.backends.onnxruntime.test_drafts import DRAFT_TOKENS, Rows
 from tests.every_format import DIFFERENT, in_formats
 from tests.every_policy import CHECKING_DRAFTS
+from tests.rounding import assert_close
 from tests.runtime.test_speculation import Always
 
 ONE_CODE = 0.15
@@ -67,7 +68,7 @@ class StoredRows(Rows):
             np.testing.assert_array_equal(found[used], expected[used], err_msg=f"{name}.{site.name}")
         if "value_sum" in state:
             values = self._first(state, V_CACHE, site, stored).values()
-            np.testing.assert_allclose(state["value_sum"], values.sum(axis=1, dtype=np.float64), rtol=0, atol=1e-4)
+            assert_close(state["value_sum"], values.sum(axis=1, dtype=np.float64), 2e-6)
 
 
 @pytest.mark.one_in(3)

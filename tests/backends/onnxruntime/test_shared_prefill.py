@@ -14,7 +14,12 @@ from kvc_trt.backends.onnxruntime.prefill.shared_prefill import SharedPrefill, S
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.runtime.executor import Prefilled
 
-VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]
+VARIANTS = [
+    Variant("full", None),
+    Variant("rocketkv", 32),
+    Variant("hybrid", 32),
+    Variant("snapkv-gqa", 64),
+]
 ROOM = Room(120, 8)
 
 

@@ -18,7 +18,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import read_graph
 from kvc_trt.models.cache_formats import AUTO
-from kvc_trt.models.config import Attention, Description
+from kvc_trt.models.config import Attention, ModelDescription
 from kvc_trt.operators import PROMPT_BLOCK
 from tests.every_policy import EVERY
 from tests.slices import result_of
@@ -114,7 +114,7 @@ def test_quantised_weights_give_the_same_bits(make_program, precision):
 @pytest.mark.parametrize("learned", [True, False])
 def test_models_that_do_not_rotate_give_the_same_bits(make_program, learned):
     """Blocks of tokens get their rows of learned positions; without those, no part has positions."""
-    description = Description(attention=(Attention(rotary=False),), learned_positions=learned)
+    description = ModelDescription(attention=(Attention(rotary=False),), learned_positions=learned)
     program = make_program("rocketkv", model=replace(SMALL, description=description), **ROOM)
     executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     found, slices = drained(executor.prefill_in_slices(*prompt(500), TINY))

@@ -16,6 +16,7 @@ from kvc_trt.runtime.request import Request
 from kvc_trt.runtime.session.session import Session
 from tests.backends.onnxruntime.shared_sessions import SharingExecutor
 from tests.graph.small_models import open_session
+from tests.rounding import assert_close
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +197,7 @@ def test_all_logits_of_a_turn_are_those_of_decode_steps(policy, programs):
         expected.append(stepping._slots.find(row).answer.copy())
     (row,) = turning.add([Request(prompt)])
     found = turning.turn_logits(row, text)
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    assert_close(found, np.array(expected))
 
 
 def test_the_last_of_all_logits_are_those_of_an_engine_without(programs):
@@ -215,7 +216,7 @@ def test_the_last_of_all_logits_are_those_of_an_engine_without(programs):
     (every, one), (last, other) = results
     assert last.all_logits is None
     assert every.all_logits.shape == (2, 30, made[0].model.vocab_size)
-    np.testing.assert_allclose(every.logits, last.logits, atol=1e-5, rtol=0)
+    assert_close(every.logits, last.logits)
     np.testing.assert_array_equal(every.all_logits[1, 3], every.logits[1])
     np.testing.assert_array_equal(every.cache_lengths, last.cache_lengths)
     for name, buffer in one.items():

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.openvino.backend import BACKEND
 from kvc_trt.backends.openvino.executor import OpenVinoExecutor
-from kvc_trt.backends.openvino.lowering import Constants, Target
+from kvc_trt.backends.openvino.lowering import GraphConstants, Target
 from kvc_trt.backends.openvino.paged_attention import AttentionHeads
 from kvc_trt.backends.openvino.prefill import CompiledGraph
 from kvc_trt.backends.run_options import RunOptions
@@ -155,7 +155,7 @@ def test_quantised_products_of_older_engines_are_near_dequantised_ones(bits):
     imports = [helper.make_opsetid("", 23), helper.make_opsetid(CONTRIB_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=11)
     compiled = CompiledGraph(
-        model, Constants({"packed": packed, "scales": scales}), Target(AttentionHeads(4, 2, 16), "float32")
+        model, GraphConstants({"packed": packed, "scales": scales}), Target(AttentionHeads(4, 2, 16), "float32")
     )
     x = random.standard_normal((3, columns), np.float32)
     expected = x @ dequantise(packed, scales.reshape(rows, -1), bits).T

@@ -21,7 +21,7 @@ import onnx
 
 from kvc_trt.backends.tensorrt.building.builder import PlanOptions, configuration, write_plan
 from kvc_trt.backends.tensorrt.building.network import parsed_network
-from kvc_trt.backends.tensorrt.building.profiles import Profile, Range
+from kvc_trt.backends.tensorrt.building.profiles import Profile, SizeRange
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.errors import KvcError
 from kvc_trt.files.held import HeldFile
@@ -61,7 +61,9 @@ class FullDisk(io.BytesIO):
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     trt = StandIn(rtx.load())
-    profiles = [Profile(Range(*batch), Range(*length) if length else None) for batch, length in request["profiles"]]
+    profiles = [
+        Profile(SizeRange(*batch), SizeRange(*length) if length else None) for batch, length in request["profiles"]
+    ]
     cache = request.get("cache")
     options = PlanOptions(timing_cache=Path(cache) if cache else None)
     graph, weights = onnx.load(request["graph"], load_external_data=False), request["weights"]

@@ -13,7 +13,7 @@ import pytest
 
 from kvc_trt.backends.tensorrt.building.profiles import (
     Profile,
-    Range,
+    SizeRange,
     decode_profiles,
     extend_profiles,
     prefill_profiles,
@@ -50,12 +50,12 @@ def test_an_8b_build_does_not_hold_three_models():
 
 
 def test_activation_bytes_of_a_long_prompt_match_the_formula():
-    tokens, profile = 32768, Profile(Range(1, 1, 1), Range(128, 32768, 32768))
+    tokens, profile = 32768, Profile(SizeRange(1, 1, 1), SizeRange(128, 32768, 32768))
     expected = tokens * (2 * 4096 + 3 * 14336) * 2 + 4 * MODEL.vocab_size
     assert activation_bytes(MODEL, profile) == expected
     scores = 2 * 4 * MODEL.num_attention_heads * tokens**2
     assert activation_bytes(replace(MODEL, dtype="float32"), profile) > scores
-    assert activation_bytes(MODEL, Profile(Range(1, 8, 8))) < 10 << 20
+    assert activation_bytes(MODEL, Profile(SizeRange(1, 8, 8))) < 10 << 20
 
 
 def test_longer_prompts_and_more_rows_take_more_of_the_gpu():
@@ -66,7 +66,7 @@ def test_longer_prompts_and_more_rows_take_more_of_the_gpu():
 def test_a_turn_takes_a_mask_and_a_compacted_one_the_joined_table():
     *_, profile = extend_profiles(32768)
     tokens = 16384
-    assert profile == Profile(Range(1, 1, 1), Range(8193, tokens, tokens))
+    assert profile == Profile(SizeRange(1, 1, 1), SizeRange(8193, tokens, tokens))
     others = activation_bytes(BF16, profile)
     for policy, joined, tables in (("full", 0, 0), ("rocketkv", tokens, 2 * 8 * 128 * 2)):
         parameters = preset_parameters("llama3.1-8b", policy)

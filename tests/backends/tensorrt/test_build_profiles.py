@@ -10,7 +10,7 @@ from kvc_trt.backends.tensorrt.building.profiles import (
     TOKENS_PER_PREFILL,
     TOKENS_PER_TURN,
     Profile,
-    Range,
+    SizeRange,
     choose_profile,
     decode_profiles,
     extend_profiles,
@@ -26,15 +26,15 @@ from tests.graph.small_models import LLAMA, resolve
 
 def test_profiles_of_a_usual_engine_are_the_golden_ones():
     assert prefill_profiles(32768, 8) == (
-        Profile(Range(1, 1, 8), Range(128, 2048, 2048)),
-        Profile(Range(1, 1, 4), Range(2176, 8192, 8192)),
-        Profile(Range(1, 1, 1), Range(8320, 32768, 32768)),
+        Profile(SizeRange(1, 1, 8), SizeRange(128, 2048, 2048)),
+        Profile(SizeRange(1, 1, 4), SizeRange(2176, 8192, 8192)),
+        Profile(SizeRange(1, 1, 1), SizeRange(8320, 32768, 32768)),
     )
-    assert decode_profiles(8) == (Profile(Range(1, 8, 8)),)
+    assert decode_profiles(8) == (Profile(SizeRange(1, 8, 8)),)
     assert decode_profiles(100) == (
-        Profile(Range(1, 8, 8)), Profile(Range(9, 64, 64)), Profile(Range(65, 100, 100))
+        Profile(SizeRange(1, 8, 8)), Profile(SizeRange(9, 64, 64)), Profile(SizeRange(65, 100, 100))
     )  # fmt: skip
-    assert decode_profiles(1) == (Profile(Range(1, 1, 1)),)
+    assert decode_profiles(1) == (Profile(SizeRange(1, 1, 1)),)
 
 
 @given(length=st.integers(1, 300_000), batch=st.integers(1, 600), data=st.data())
@@ -50,9 +50,9 @@ def test_every_prompt_and_every_batch_finds_its_profile(length, batch, data):
 
 def test_a_turn_is_that_of_one_row():
     assert extend_profiles(32768) == (
-        Profile(Range(1, 1, 1), Range(1, 2048, 2048)),
-        Profile(Range(1, 1, 1), Range(2049, 8192, 8192)),
-        Profile(Range(1, 1, 1), Range(8193, TOKENS_PER_TURN, TOKENS_PER_TURN)),
+        Profile(SizeRange(1, 1, 1), SizeRange(1, 2048, 2048)),
+        Profile(SizeRange(1, 1, 1), SizeRange(2049, 8192, 8192)),
+        Profile(SizeRange(1, 1, 1), SizeRange(8193, TOKENS_PER_TURN, TOKENS_PER_TURN)),
     )
 
 
@@ -81,9 +81,9 @@ def test_sizes_beyond_the_profiles_are_refused_with_the_limit():
 
 def test_shapes_are_those_of_the_graphs_inputs():
     prefill, decode = preset_graphs("llama3.1-8b", "rocketkv", "bf16")
-    shapes = input_shapes(prefill, Profile(Range(1, 2, 4), Range(128, 256, 512)))
+    shapes = input_shapes(prefill, Profile(SizeRange(1, 2, 4), SizeRange(128, 256, 512)))
     assert shapes == {"input_ids": ((1, 128), (2, 256), (4, 512)), "prompt_lengths": ((1,), (2,), (4,))}
-    shapes = input_shapes(decode, Profile(Range(1, 2, 4)))
+    shapes = input_shapes(decode, Profile(SizeRange(1, 2, 4)))
     assert shapes["cache_lengths"] == ((32, 1), (32, 2), (32, 4))
     assert shapes["k_cache.0"][2][0] == 4
     assert shapes.keys() == {value.name for value in decode.graph.input}
@@ -91,7 +91,7 @@ def test_shapes_are_those_of_the_graphs_inputs():
 
 def test_shapes_of_a_turn_cover_every_input():
     extend = weightless_extend(LLAMA, resolve("rocketkv"), "bf16")
-    shapes = input_shapes(extend, Profile(Range(1, 1, 1), Range(1, 64, 200)))
+    shapes = input_shapes(extend, Profile(SizeRange(1, 1, 1), SizeRange(1, 64, 200)))
     assert shapes["input_ids"] == ((1, 1), (1, 64), (1, 200))
     assert shapes["cache_lengths"] == ((3, 1), (3, 1), (3, 1))
     assert shapes.keys() == {value.name for value in extend.graph.input}

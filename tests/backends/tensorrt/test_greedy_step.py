@@ -12,7 +12,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.tensorrt import device
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
-from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation
 from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, check_state
@@ -55,7 +55,7 @@ def lowered(model, *, without: str | None = None):
     copy.CopyFrom(model)
     for step in EXECUTABLE_PASSES:
         if step.__name__ != without:
-            step(copy, Installation((11, 4), PLUGINS))
+            step(copy, TensorRtInstallation((11, 4), PLUGINS))
     return copy
 
 

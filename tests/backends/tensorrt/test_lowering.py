@@ -20,7 +20,7 @@ from kvc_trt.backends.tensorrt.lowering import (
     lower,
     lower_with_notes,
 )
-from kvc_trt.backends.tensorrt.lowering.operators import FIELDS, Installation
+from kvc_trt.backends.tensorrt.lowering.operators import FIELDS, TensorRtInstallation
 from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph import IR_VERSION
@@ -38,7 +38,7 @@ from kvc_trt.runtime.executor import NOT_FINITE
 from tests.backends.tensorrt.weightless import preset_graphs, weightless_graphs
 from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, make_small_engine, open_session, prompts_of, resolve
 
-AT_HAND = Installation((11, 4), PLUGINS)
+AT_HAND = TensorRtInstallation((11, 4), PLUGINS)
 EXECUTABLE = 4
 """Passes after which ONNX Runtime still executes a prefill graph; a decode graph after all but the last."""
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from kvc_trt.backends.tensorrt.lowering import PASSES, PLUGINS, expected_aliases, lower
-from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation
 from kvc_trt.errors import InputError
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.models.cache_formats import CACHE_FORMATS
@@ -32,7 +32,7 @@ def graphs_of(
     for graph in graphs:
         for step in PASSES:
             if step.__name__ != leave_out:
-                step(graph, Installation((11, 4), PLUGINS))
+                step(graph, TensorRtInstallation((11, 4), PLUGINS))
     return graphs
 
 

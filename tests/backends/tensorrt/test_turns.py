@@ -21,7 +21,7 @@ from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.backends.tensorrt import device
 from kvc_trt.backends.tensorrt.harness import for_shapes
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, expected_plugins, lower, passes
-from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation
 from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.backends.tensorrt.lowering.state import hand_on_state
 from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
@@ -48,7 +48,7 @@ WITHOUT_PAGES = ("snapkv++", "snapkv-gqa", "pyramidkv")
 POLICIES = (*KEEPING, *COMPACTING)
 ALL = (*POLICIES, *WITHOUT_PAGES)
 EXACT = tuple(policy for policy in ALL if "kv_cache" not in policy)
-AT_HAND = Installation((11, 4), PLUGINS)
+AT_HAND = TensorRtInstallation((11, 4), PLUGINS)
 ROWS, LONGEST = 3, 128
 
 

@@ -19,7 +19,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
-from kvc_trt.models.config import Description, FeedForward, RopeScaling, Yarn
+from kvc_trt.models.config import FeedForward, ModelDescription, RopeScaling, Yarn
 from kvc_trt.models.random_weights import RandomWeights
 from tests.backends.tensorrt_llm.evaluator import Registry, evaluator
 from tests.small_model import SMALL
@@ -156,7 +156,7 @@ def test_a_missing_plugin_stops_the_build():
 
 @pytest.mark.parametrize(
     "change",
-    [{"rotary_scaling": Yarn(8.0, 64, 1.2)}, {"description": Description(feed_forward=FeedForward(bias=True))}],
+    [{"rotary_scaling": Yarn(8.0, 64, 1.2)}, {"description": ModelDescription(feed_forward=FeedForward(bias=True))}],
 )
 def test_a_decoder_with_other_parts_than_llamas_is_refused(change):
     model, parameters = dataclasses.replace(LLAMA, **change), _case("rocketkv")[1]

@@ -8,6 +8,7 @@ import pytest
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.runtime import Request, Session, Speculation
+from tests.rounding import assert_close
 from tests.runtime.test_speculation import Always
 
 DRAFT_TOKENS = 4
@@ -37,7 +38,7 @@ def test_a_pass_leaves_what_the_steps_leave_that_it_keeps(policy, kept, make_pro
         checked = passes.check_draft(tokens, positions, lengths)
         for step in range(kept):
             logits = steps.decode(tokens[step], positions + step, lengths + step)
-            np.testing.assert_allclose(checked.logits[step], logits, atol=1e-5, rtol=0)
+            assert_close(checked.logits[step], logits)
         if kept <= DRAFT_TOKENS:
             for row in range(2):
                 passes.take_back(row, checked.undo[row], lengths[:, row], kept)
@@ -47,10 +48,10 @@ def test_a_pass_leaves_what_the_steps_leave_that_it_keeps(policy, kept, make_pro
                 stored = lengths[site.cache, row]
                 for name in ("k_cache", "v_cache"):
                     ours, theirs = (one.buffers[f"{name}.{site.name}"][row, :, :stored] for one in executors)
-                    np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+                    assert_close(ours, theirs)
             if site.parameters.has_pages:
                 ours, theirs = (one.buffers[f"bounds.{site.name}"] for one in executors)
-                np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+                assert_close(ours, theirs)
 
 
 def test_a_session_answers_as_without(make_program, monkeypatch):

@@ -14,9 +14,9 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.model.capturer import Capturer
 from kvc_trt.backends.torch.model.drawing import (
     CHANGES,
-    Rows,
+    DeviceDrawRules,
+    DrawVariant,
     StaticDrawing,
-    Variant,
     adjusted,
     drawn_tokens,
     unpacked,
@@ -94,7 +94,7 @@ def test_the_tokens_that_can_be_drawn_are_the_hosts(data, vocab, seed, coarse):
     row = data.draw(samplers(vocab))
     (logits,) = logits_of(seed, 1, vocab, coarse=coarse)
     rule = row.rules(vocab)
-    rows = Rows(1, vocab, CPU)
+    rows = DeviceDrawRules(1, vocab, CPU)
     rows.fill([rule])
     read, allowed = (unpacked(words, vocab) for words in rows.words)
     scores = adjusted(torch.from_numpy(logits)[None], rows, read, allowed)[0].numpy()
@@ -152,10 +152,10 @@ def test_rows_without_a_valid_draw_return_their_code():
 
 def test_a_draw_never_asks_the_device():
     """A query inside a capture would end it: every variant runs on tensors without memory."""
-    rows = Rows(8, 128256, meta.META)
+    rows = DeviceDrawRules(8, 128256, meta.META)
     logits = torch.zeros(8, 128256, device=meta.META)
     for bits in range(8):
-        variant = Variant(*(bool(bits >> place & 1) for place in range(3)))
+        variant = DrawVariant(*(bool(bits >> place & 1) for place in range(3)))
         with meta.AskingTheDevice():
             assert drawn_tokens(logits, rows, variant).shape == (8,)
 

@@ -20,7 +20,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import loading, ops, use_library
 from kvc_trt.kernels.ops import kvc
-from kvc_trt.models.config import Description, FeedForward, Yarn
+from kvc_trt.models.config import FeedForward, ModelDescription, Yarn
 from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.session.batch import batch_of
@@ -34,7 +34,7 @@ FAMILIES = {
     "llama": MODEL,
     "biased and tied": replace(MODEL, qkv_bias=True, tie_word_embeddings=True),
     "yarn": replace(
-        MODEL, rotary_scaling=Yarn(8.0, 64, 1.2), description=Description(feed_forward=FeedForward(bias=True))
+        MODEL, rotary_scaling=Yarn(8.0, 64, 1.2), description=ModelDescription(feed_forward=FeedForward(bias=True))
     ),
     "output bias": replace(MODEL, qkv_bias=True, output_bias=True),
     "normed heads": replace(MODEL, architecture="Qwen3ForCausalLM", qk_norm=True, head_size=32),

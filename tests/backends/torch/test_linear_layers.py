@@ -19,7 +19,7 @@ from kvc_trt.backends.torch.harness import many_tokens, one_token
 from kvc_trt.backends.torch.model import decoder as decoder_module
 from kvc_trt.backends.torch.model.linear_layers import LinearInputs, LinearRows, take_token
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.models.config import Attention, Description, Linear
+from kvc_trt.models.config import Attention, Linear, ModelDescription
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.weights import CONVOLUTION, DECAY, DECAY_BIAS
 from kvc_trt.operators.linear.delta_rule import CHUNK
@@ -35,7 +35,7 @@ PART = Linear(key_heads=2, value_heads=4, key_size=16, value_size=8, kernel=4)
 MODEL = replace(
     SMALL,
     num_hidden_layers=4,
-    description=Description(attention=(*[Attention(linear=PART)] * 3, Attention(gated=True))),
+    description=ModelDescription(attention=(*[Attention(linear=PART)] * 3, Attention(gated=True))),
 )
 PUBLISHED = replace(load_preset("qwen3.5-9b").config, num_hidden_layers=4)
 BAR = 1e-5

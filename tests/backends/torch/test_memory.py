@@ -17,7 +17,7 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels.stored_parts import StoredTables
 from kvc_trt.models.cache_formats import CACHE_FORMATS
-from kvc_trt.models.config import Description, Experts
+from kvc_trt.models.config import Experts, ModelDescription
 from kvc_trt.sizes import readable_size
 from tests.backends.prompts import padded, prompts
 from tests.backends.torch import meta
@@ -93,7 +93,7 @@ def test_a_prefill_stays_below_its_bound_and_not_far_below(policy, rows, context
     assert most <= bound <= 1.6 * most
 
 
-MIXTRAL = replace(meta.LLAMA, description=Description(experts=Experts(8, 2, meta.LLAMA.intermediate_size)))
+MIXTRAL = replace(meta.LLAMA, description=ModelDescription(experts=Experts(8, 2, meta.LLAMA.intermediate_size)))
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 16])

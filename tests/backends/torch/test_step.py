@@ -14,7 +14,7 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.model.capturer import Capturer
 from kvc_trt.backends.torch.model.step import StaticStep, rows_captured
 from kvc_trt.kernels.c_library import KernelError
-from kvc_trt.models.config import Description, Experts
+from kvc_trt.models.config import Experts, ModelDescription
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime import Sampling
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
@@ -259,7 +259,7 @@ def test_a_pass_of_several_tokens_leaves_idle_rows_alone(count, make_program):
 def test_only_steps_that_group_tokens_by_expert_are_not_captured(make_program):
     """The others keep their graphs, also where a larger step comes first, as when an engine is warmed up."""
     made = make_program("full")
-    experts = replace(made.model, description=Description(experts=Experts(4, 2, 32)))
+    experts = replace(made.model, description=ModelDescription(experts=Experts(4, 2, 32)))
     for model, captured in ((made.model, {1: True, 16: True, 17: True}), (experts, {17: False, 16: True, 1: True})):
         executor = TorchExecutor(made, device="cpu")
         executor.load()

@@ -12,7 +12,7 @@ from benchmarks.accuracy.smollm2.grid import MODEL, SEED
 from benchmarks.accuracy.smollm2.stages import CORE, LONGEST_ANSWERS, SAMPLES
 from kvc_trt.accuracy.answerers.policy_engines import choose
 from kvc_trt.accuracy.draw import QuestionDraw
-from kvc_trt.accuracy.questions import Vocabulary
+from kvc_trt.accuracy.questions import ModelVocabulary
 
 BEFORE = "2225e8fb36485529d3c826106f8bec359b719a6bcc3f5d6314a834c7be153905"
 """SHA-256 of the tokenizer's file as it was written before."""
@@ -21,7 +21,7 @@ BEFORE = "2225e8fb36485529d3c826106f8bec359b719a6bcc3f5d6314a834c7be153905"
 @pytest.mark.exhaustive
 def test_both_digests_are_of_the_same_samples(smollm2_gguf) -> None:
     chosen = choose(MODEL, checkpoint=str(smollm2_gguf))
-    vocabulary = Vocabulary(chosen.tokenizer, chosen.config.vocab_size, chosen.template)
+    vocabulary = ModelVocabulary(chosen.tokenizer, chosen.config.vocab_size, chosen.template)
     draw, found = QuestionDraw(SAMPLES, SEED, LONGEST_ANSWERS), {}
     for group in (one for name in GROUPS for one in CORE[name].groups):
         samples = draw.data_set(group, vocabulary)

@@ -8,7 +8,7 @@ import pytest
 
 from kvc_trt.errors import Busy, Cancelled, InputError
 from kvc_trt.runtime import Request, Scheduler, Session
-from kvc_trt.serving.dynamo.whole_engine import Answering
+from kvc_trt.serving.dynamo.whole_engine import WholeEngine
 from tests.runtime.fake_executor import FakeExecutor
 
 
@@ -24,7 +24,7 @@ async def chunks_of(answering, message, identity="one"):
 def answering():
     scheduler = Scheduler(Session(FakeExecutor(), None, 2), queue_limit=1)
     scheduler.start()
-    yield Answering(scheduler, (1,))
+    yield WholeEngine(scheduler, (1,))
     scheduler.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvc_trt.serving.dynamo import deployment as module
-from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
+from kvc_trt.serving.dynamo.deployment import DeployedEngine, Deployment, Running
 from kvc_trt.serving.dynamo.records import write_record
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.owners import OWNER_FILE, owner
@@ -29,7 +29,9 @@ def temporary(tmp_path, monkeypatch):
 
 
 def prefill(store=None, **settings):
-    return Running(Deployment([Served("demo", Path("engines/demo"))], "prefill", store=store, **settings), print)
+    return Running(
+        Deployment([DeployedEngine("demo", Path("engines/demo"))], "prefill", store=store, **settings), print
+    )
 
 
 def dead(name="1"):
@@ -93,7 +95,7 @@ def test_in_a_store_of_several_only_what_is_ones_own_goes(tmp_path):
 
 
 def test_an_engine_called_frontend_has_a_log_of_its_own(tmp_path):
-    one = Running(Deployment([Served("frontend", Path("a"))], "prefill", store=tmp_path), print)
+    one = Running(Deployment([DeployedEngine("frontend", Path("a"))], "prefill", store=tmp_path), print)
     assert one._workers["frontend"].log != one._new_frontend().log
 
 

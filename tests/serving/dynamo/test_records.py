@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kvc_trt.serving.dynamo.records import Record, forget_dead, read_record, status_urls, write_record
+from kvc_trt.serving.dynamo.records import WorkerRecord, forget_dead, read_record, status_urls, write_record
 from kvc_trt.serving.owners import owner
 
 
@@ -17,9 +17,9 @@ def dead(path, number=7, port="4000"):
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
     write_record(tmp_path / "one", 2**64 - 1, "20001")
-    assert read_record(tmp_path / "one") == Record(2**64 - 1, 20001, owner())
+    assert read_record(tmp_path / "one") == WorkerRecord(2**64 - 1, 20001, owner())
     write_record(tmp_path / "two", 3, None)
-    assert read_record(tmp_path / "two") == Record(3, None, owner())
+    assert read_record(tmp_path / "two") == WorkerRecord(3, None, owner())
     assert status_urls(tmp_path) == ["http://127.0.0.1:20001"]
 
 

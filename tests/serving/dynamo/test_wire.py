@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -14,7 +15,7 @@ from kvc_trt.runtime import Event, Output, Request, Sampling
 from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.logprobs import TokenLogprobs
 from kvc_trt.serving.dynamo import wire
-from kvc_trt.serving.dynamo.remote import RemoteEngine
+from kvc_trt.serving.dynamo.remote import NotReached, RemoteEngine
 from kvc_trt.serving.errors import ServingError
 from tests.proof.test_record import recorded
 
@@ -115,6 +116,34 @@ def test_a_refusal_is_raised():
 def test_a_malformed_answer_of_a_worker_is_an_error(said):
     with pytest.raises(InputError, match="a worker's answer"):
         wire.AnswerReader(Request(PROMPT)).read(said)
+
+
+@pytest.mark.parametrize(
+    ("error", "answers"),
+    [
+        (None, True),
+        (ServingError("busy", "the queue is full"), True),
+        (ServingError("failed", "a bug"), False),
+        (NotReached("busy", "the frontend does not answer"), False),
+        (NotReached("invalid", "no such model"), False),
+        (asyncio.TimeoutError(), False),
+    ],
+)
+def test_a_busy_worker_answers_and_a_frontend_without_one_does_not(monkeypatch, error, answers):
+    class Begun:
+        cancelled = False
+
+        async def begin(self):
+            if error is not None:
+                raise error
+
+        def cancel(self):
+            self.cancelled = True
+
+    engine, answer = RemoteEngine(None, "http://127.0.0.1:1", "model"), Begun()
+    monkeypatch.setattr(engine, "take", lambda request: answer)
+    assert asyncio.run(engine.answers()) is answers
+    assert answer.cancelled
 
 
 def test_a_priority_that_no_worker_would_read_is_refused():

@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kvc_trt.serving.protocol.fields import FIELDS, Endpoint, Fate, Field
+from kvc_trt.serving.protocol.fields import FIELDS, BodyField, Endpoint, Fate
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "openai-fields.md"
 _HEADINGS = {Fate.WORKS: "Works", Fate.NO_EFFECT: "Has no effect on any answer", Fate.REFUSED: "Refused"}
 _COLUMNS = {Fate.WORKS: "meaning", Fate.NO_EFFECT: "why", Fate.REFUSED: "what to do"}
 
 
-def fields() -> list[Field]:
+def fields() -> list[BodyField]:
     """Return every field once, in the order of the table."""
     found = {id(field): field for endpoint in Endpoint for field in FIELDS[endpoint].values()}
     return list(found.values())
 
 
-def endpoints(field: Field) -> str:
+def endpoints(field: BodyField) -> str:
     if len(field.endpoints) == len(Endpoint):
         return "both"
     return "chat" if Endpoint.CHAT in field.endpoints else "completions"
 
 
-def words(field: Field) -> str:
+def words(field: BodyField) -> str:
     passing = " or ".join(f"`{json.dumps(one)}`" for one in field.harmless)
     return field.words + (f" ({passing} passes)" if passing else "")
 

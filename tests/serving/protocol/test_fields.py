@@ -8,7 +8,7 @@ from openai.types.chat import completion_create_params as chats
 
 from kvc_trt.runtime.answer_rules import Client, rules_of
 from kvc_trt.serving.protocol.errors import ApiError
-from kvc_trt.serving.protocol.fields import FIELDS, Endpoint, Fate, Field, given_fields
+from kvc_trt.serving.protocol.fields import FIELDS, BodyField, Endpoint, Fate, given_fields
 from tests.serving.protocol import fields_page
 
 OF_OPENAI = {
@@ -55,7 +55,7 @@ def test_every_rule_of_openais_clients_is_listed() -> None:
 
 
 @pytest.mark.parametrize(("endpoint", "field"), EVERY, ids=[f"{one.name}-{field.name}" for one, field in EVERY])
-def test_a_field_does_what_the_table_says(endpoint: Endpoint, field: Field) -> None:
+def test_a_field_does_what_the_table_says(endpoint: Endpoint, field: BodyField) -> None:
     assert given_fields({field.name: None}, endpoint) == {}
     assert field.words
     something = {"anything": ["at all"]}

@@ -119,3 +119,12 @@ def test_settings_survive_the_configuration():
     parameters = {name: {"string_value": value} for name, value in settings.parameters().items()}
     assert read_settings({"parameters": parameters}) == settings
     assert ModelSettings("ab").parameters() == {"engine_sha256": "ab"}
+
+
+@pytest.mark.parametrize("name", ["rows", "queue_limit", "memory_bytes", "prefill_slice_ms", "threads"])
+def test_a_zero_is_written_and_read_as_zero(name):
+    """A zero is none of these defaults, so it must not come back as one."""
+    settings = ModelSettings("ab", ServingSettings(**{name: 0}))
+    assert settings.parameters()[name] == "0"
+    parameters = {key: {"string_value": value} for key, value in settings.parameters().items()}
+    assert read_settings({"parameters": parameters}) == settings

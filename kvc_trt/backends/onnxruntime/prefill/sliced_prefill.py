@@ -29,7 +29,7 @@ Key: TypeAlias = str | tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Piece:
+class PrefillPiece:
     """The unit that runs at once: a part of the graph, or one block of tokens of a step."""
 
     loaded: LoadedPart
@@ -64,7 +64,7 @@ class SlicedPrefill:
         self._head_seconds = trials.seconds(self._head, 0, PROMPT_BLOCK)
         self._free_buffers()
 
-    def slices(self, tokens: int, limit: float) -> list[list[Piece]]:
+    def slices(self, tokens: int, limit: float) -> list[list[PrefillPiece]]:
         """Return the slices of a prompt of `tokens` tokens, padding included, that take at most `limit` seconds each.
 
         A single piece that takes longer is a slice of its own.
@@ -72,7 +72,9 @@ class SlicedPrefill:
         pieces = list(self._pieces(tokens, limit))
         return [[pieces[i] for i in group] for group in grouped((piece.seconds for piece in pieces), limit)]
 
-    def run(self, slices: Sequence[Sequence[Piece]], prompt: Arrays, results: Arrays) -> Generator[float, None, Arrays]:
+    def run(
+        self, slices: Sequence[Sequence[PrefillPiece]], prompt: Arrays, results: Arrays
+    ) -> Generator[float, None, Arrays]:
         """Run one slice per `next`, write the graph's outputs to `results`, and yield the share of the slices that ran.
 
         `prompt` holds `input_ids` [1,S] and `prompt_lengths` [1]. Returns the values that the parts keep.
@@ -97,7 +99,7 @@ class SlicedPrefill:
         # The parts share them: any of them frees them. These two read nothing but tokens.
         (self._positions or self._steps[0]).run({TOKENS: np.zeros((1, 1), np.int64)}, shrink=True)
 
-    def _unread(self, pieces: Iterable[Piece]) -> dict[int, list[Key]]:
+    def _unread(self, pieces: Iterable[PrefillPiece]) -> dict[int, list[Key]]:
         """Return for each piece, by identity, the values that nothing reads after it."""
         last = {key: id(piece) for piece in pieces for key in _reads(piece, self._whole) if key not in self._keep}
         found: dict[int, list[Key]] = {}
@@ -105,21 +107,21 @@ class SlicedPrefill:
             found.setdefault(piece, []).append(key)
         return found
 
-    def _pieces(self, tokens: int, limit: float) -> Iterator[Piece]:
+    def _pieces(self, tokens: int, limit: float) -> Iterator[PrefillPiece]:
         # All layers have the same blocks: some values of one block are read in the next layer's.
         slowest = max(self._step_rates, key=lambda rates: rates.seconds(0, tokens))
         cuts = blocks(slowest, tokens, self._grain, limit)
         if self._positions is not None:
-            yield Piece(self._positions, 0.0)
+            yield PrefillPiece(self._positions, 0.0)
         for step, rates, store, store_rates in zip(
             self._steps, self._step_rates, self._stores, self._store_rates, strict=True
         ):
             # The last block reads most keys and comes first, so that the others find its memory.
             for block in reversed(cuts):
-                yield Piece(step, rates.seconds(*block), block)
+                yield PrefillPiece(step, rates.seconds(*block), block)
             if store is not None and store_rates is not None:
-                yield Piece(store, store_rates.seconds(0, tokens))
-        yield Piece(self._head, self._head_seconds)
+                yield PrefillPiece(store, store_rates.seconds(0, tokens))
+        yield PrefillPiece(self._head, self._head_seconds)
 
 
 class _Values:
@@ -130,7 +132,7 @@ class _Values:
         self._tokens = prompt[TOKENS].shape[1]
         self._values: dict[Key, Value] = dict(prompt.items())
 
-    def inputs(self, piece: Piece) -> dict[str, Value]:
+    def inputs(self, piece: PrefillPiece) -> dict[str, Value]:
         """Return the inputs of a piece by name."""
         part = piece.loaded.part
         found = {name: self._values[key] for name, key in zip(part.inputs, _reads(piece, self._whole), strict=True)}
@@ -141,7 +143,7 @@ class _Values:
                 found[name] = np.ascontiguousarray(self._rows[name].of(found[name], start, last))
         return found
 
-    def outputs(self, piece: Piece) -> dict[str, NDArray[Any]]:
+    def outputs(self, piece: PrefillPiece) -> dict[str, NDArray[Any]]:
         """Return arrays for the outputs of a piece; ONNX Runtime makes those of values whose form is not known."""
         names = piece.loaded.part.outputs
         if piece.block is None:
@@ -149,7 +151,7 @@ class _Values:
             return made | {name: self._results[name] for name in names if name in self._results}
         return {name: self._block(name, *piece.block) for name in names}
 
-    def store(self, piece: Piece, outputs: Arrays, found: Mapping[str, Value]) -> None:
+    def store(self, piece: PrefillPiece, outputs: Arrays, found: Mapping[str, Value]) -> None:
         """Keep the outputs of a piece."""
         for name, value in found.items():
             if piece.block is None:
@@ -191,7 +193,7 @@ def _read_whole(parts: PrefillParts) -> frozenset[str]:
     return frozenset(found)
 
 
-def _reads(piece: Piece, whole: Collection[str]) -> list[Key]:
+def _reads(piece: PrefillPiece, whole: Collection[str]) -> list[Key]:
     """Return the values that a piece reads, in the order of its part's inputs."""
     first = None if piece.block is None else piece.block[0]
     return [name if first is None or name in whole else (name, first) for name in piece.loaded.part.inputs]

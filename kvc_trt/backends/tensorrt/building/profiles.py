@@ -34,7 +34,7 @@ TOKENS_PER_TURN = 16384
 
 
 @dataclass(frozen=True)
-class Range:
+class SizeRange:
     """Sizes of one dimension that a profile allows, and the one it is optimised for."""
 
     smallest: int
@@ -46,8 +46,8 @@ class Range:
 class Profile:
     """One optimisation profile."""
 
-    batch: Range
-    sequence: Range | None = None
+    batch: SizeRange
+    sequence: SizeRange | None = None
     """Padded prompt lengths, or tokens of a turn; None for decode."""
 
     @property
@@ -70,19 +70,19 @@ def prefill_profiles(max_input_len: int, max_batch_size: int) -> tuple[Profile, 
     profiles = []
     for before, end in _ranges(LENGTHS, longest):
         rows = min(max_batch_size, max(TOKENS_PER_PREFILL, longest) // end)
-        profiles.append(Profile(Range(1, 1, max(1, rows)), Range(before + PROMPT_BLOCK, end, end)))
+        profiles.append(Profile(SizeRange(1, 1, max(1, rows)), SizeRange(before + PROMPT_BLOCK, end, end)))
     return tuple(profiles)
 
 
 def decode_profiles(max_batch_size: int) -> tuple[Profile, ...]:
     """Return ranges of batch sizes up to the largest."""
-    return tuple(Profile(Range(before + 1, end, end)) for before, end in _ranges(BATCHES, max_batch_size))
+    return tuple(Profile(SizeRange(before + 1, end, end)) for before, end in _ranges(BATCHES, max_batch_size))
 
 
 def extend_profiles(max_input_len: int) -> tuple[Profile, ...]:
     """Return ranges of the tokens of one row's turn up to the longest."""
     ranges = _ranges(LENGTHS, min(max_input_len, TOKENS_PER_TURN))
-    return tuple(Profile(Range(1, 1, 1), Range(before + 1, end, end)) for before, end in ranges)
+    return tuple(Profile(SizeRange(1, 1, 1), SizeRange(before + 1, end, end)) for before, end in ranges)
 
 
 def longest_turn(extend: Sequence[Profile]) -> int:
@@ -115,9 +115,9 @@ def input_shapes(model: ModelProto, profile: Profile) -> dict[str, tuple[tuple[i
     return shapes
 
 
-def _sizes(sizes: Sequence[Range | int | None], end: str) -> tuple[int, ...]:
+def _sizes(sizes: Sequence[SizeRange | int | None], end: str) -> tuple[int, ...]:
     assert None not in sizes, "a length of prompts or turns in a graph whose profile has none"
-    return tuple(getattr(size, end) if isinstance(size, Range) else int(size or 0) for size in sizes)
+    return tuple(getattr(size, end) if isinstance(size, SizeRange) else int(size or 0) for size in sizes)
 
 
 def _ranges(ends: Sequence[int], last: int) -> list[tuple[int, int]]:

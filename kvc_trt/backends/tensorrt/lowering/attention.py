@@ -20,7 +20,7 @@ import math
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation
 from kvc_trt.backends.tensorrt.lowering.widths import KnownShapes
 from kvc_trt.errors import InputError
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
@@ -29,7 +29,7 @@ from kvc_trt.operators.schema import Operator
 SCALE = "attention.scale"
 
 
-def fuse_prefill_attention(model: ModelProto, at_hand: Installation) -> list[str]:
+def fuse_prefill_attention(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Replace every KvcPrefillAttention by a scaled query and Attention."""
     if not any(node.op_type == PREFILL_ATTENTION.name for node in model.graph.node):
         return []
@@ -99,7 +99,7 @@ def element_type(model: ModelProto, value: str) -> int:
     return types[value]
 
 
-def let_fp32_attention_decompose(model: ModelProto, at_hand: Installation) -> list[str]:
+def let_fp32_attention_decompose(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Set `TRT_decomposable`, an attribute of NVIDIA's parser, on every Attention of an fp32 graph."""
     attention = [node for node in model.graph.node if node.op_type == "Attention"]
     if not attention or element_type(model, attention[0].input[0]) != TensorProto.FLOAT:

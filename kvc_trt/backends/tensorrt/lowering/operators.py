@@ -31,7 +31,7 @@ FIRST_FOR_PLUGINS = (10, 14)
 
 
 @dataclass(frozen=True)
-class Installation:
+class TensorRtInstallation:
     """A TensorRT version and the available plugins."""
 
     tensorrt: tuple[int, int]
@@ -47,7 +47,7 @@ REFUSED = {
 }
 
 
-def check_operators(model: ModelProto, at_hand: Installation) -> list[str]:
+def check_operators(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Raise for a graph that this TensorRT cannot run as intended. Changes nothing."""
     if at_hand.tensorrt < FIRST_FOR_GRAPHS:
         found, needed = (".".join(map(str, version)) for version in (at_hand.tensorrt, FIRST_FOR_GRAPHS))
@@ -103,7 +103,7 @@ def format_of(model: ModelProto) -> CacheFormat:
     return format_of_code(max(codes, default=0))
 
 
-def name_plugins(model: ModelProto, at_hand: Installation) -> list[str]:
+def name_plugins(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Give each of our nodes `plugin_namespace` and `plugin_version`, and drop attributes that are not fields."""
     counts: dict[str, int] = {}
     for node in model.graph.node:
@@ -113,7 +113,7 @@ def name_plugins(model: ModelProto, at_hand: Installation) -> list[str]:
     return [f"{count} x {name} as plugin" for name, count in counts.items()]
 
 
-def _rewrite(node: NodeProto, at_hand: Installation) -> None:
+def _rewrite(node: NodeProto, at_hand: TensorRtInstallation) -> None:
     place = f"{node.op_type} ({node.name or 'unnamed'})"
     if node.op_type not in FIELDS:
         raise InputError(f"{place}: no plugin serves this operator, expected one of {', '.join(FIELDS)}")
@@ -134,7 +134,7 @@ def _rewrite(node: NodeProto, at_hand: Installation) -> None:
         node.attribute.append(helper.make_attribute(name, value))
 
 
-def drop_functions(model: ModelProto, at_hand: Installation) -> list[str]:
+def drop_functions(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Remove every model-local function; the file on disk keeps them for other executors."""
     dropped = [body.name for body in model.functions]
     del model.functions[:]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation
 from kvc_trt.operators.emitter import Emitter
 from kvc_trt.runtime.executor import NOT_FINITE
 
@@ -21,7 +21,7 @@ COMPUTED_SIZE = frozenset(("Pad",))
 """Operators whose output size is computed from their inputs' values."""
 
 
-def fix_output_shapes(model: ModelProto, at_hand: Installation) -> list[str]:
+def fix_output_shapes(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Put a Reshape to [batch, declared sizes] after every computed size that leaves the graph."""
     outputs = {output.name: output for output in model.graph.output}
     nodes: list[NodeProto] = []
@@ -53,7 +53,7 @@ BEST = "best"
 LOGITS = "logits"
 
 
-def add_best_token(model: ModelProto, at_hand: Installation) -> list[str]:
+def add_best_token(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Add the output `best` to a decode graph; prefill always returns its logits."""
     logits = next((output for output in model.graph.output if output.name == LOGITS), None)
     if logits is None or not any(value.name == "token" for value in model.graph.input):

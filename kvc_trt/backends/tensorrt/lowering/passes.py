@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from onnx import ModelProto
 
 from kvc_trt.backends.tensorrt.lowering.attention import fuse_prefill_attention, let_fp32_attention_decompose
-from kvc_trt.backends.tensorrt.lowering.operators import Installation, check_operators, drop_functions, name_plugins
+from kvc_trt.backends.tensorrt.lowering.operators import (
+    TensorRtInstallation,
+    check_operators,
+    drop_functions,
+    name_plugins,
+)
 from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token, fix_output_shapes
 from kvc_trt.backends.tensorrt.lowering.prompts import store_prompts
 from kvc_trt.backends.tensorrt.lowering.state import hand_on_state, overwrite_state
 from kvc_trt.backends.tensorrt.lowering.turns import mask_turn_attention, write_out_positions
 from kvc_trt.backends.tensorrt.lowering.widths import write_out_widths
 
-Pass = Callable[[ModelProto, Installation], list[str]]
+Pass = Callable[[ModelProto, TensorRtInstallation], list[str]]
 """Changes the model in place and returns one line per kind of change."""
 
 EXECUTABLE_PASSES: tuple[Pass, ...] = (
@@ -63,6 +68,6 @@ def lower_with_notes(model: ModelProto, *, tensorrt: tuple[int, int], plugins: f
     """Like `lower`, but also return a note on each pass, for a build's log."""
     copy = ModelProto()
     copy.CopyFrom(model)
-    at_hand = Installation(tensorrt, plugins)
+    at_hand = TensorRtInstallation(tensorrt, plugins)
     notes = [(step.__name__, note) for step in PASSES for note in step(copy, at_hand)]
     return Lowered(copy, tuple(notes))

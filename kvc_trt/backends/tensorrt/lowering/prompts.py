@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto
 
-from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.operators.emitter import Emitter
@@ -20,7 +20,7 @@ UNREAD_PAGE = 64
 """Page size of the bounds, which the plugin returns and nothing reads."""
 
 
-def store_prompts(model: ModelProto, at_hand: Installation) -> list[str]:
+def store_prompts(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Replace every KvcStoreTokens by a KvcCompact that keeps everything."""
     stored = [node for node in model.graph.node if node.op_type == STORE_TOKENS.name]
     if not stored:

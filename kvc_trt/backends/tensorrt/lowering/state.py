@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from onnx import ModelProto, NodeProto, TensorProto
 
 from kvc_trt.backends.tensorrt.lowering.checks import expected_aliases, updated_in_place
-from kvc_trt.backends.tensorrt.lowering.operators import Installation, format_of
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation, format_of
 from kvc_trt.errors import InputError
 from kvc_trt.models.cache_formats import CacheFormat
 from kvc_trt.operators.emitter import Emitter
@@ -30,7 +30,7 @@ from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
 KEPT, UPDATED, HANDED_ON = "_kept.", "_out.", "_handed_on."
 
 
-def overwrite_state(model: ModelProto, at_hand: Installation) -> list[str]:
+def overwrite_state(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Let a plugin overwrite the state tensors of a graph that no other plugin updates in place."""
     wanted = expected_aliases(model)
     made = updated_in_place(model)
@@ -90,7 +90,7 @@ def _rename(model: ModelProto, names: Mapping[str, str]) -> None:
                 values[index] = names.get(name, name)
 
 
-def hand_on_state(model: ModelProto, at_hand: Installation) -> list[str]:
+def hand_on_state(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Put a KvcAppendBlock of no tokens before each node that reads a cache of codes that another plugin overwrites."""
     form = format_of(model)
     overwritten = {node.input[0] for node in model.graph.node if node.op_type == REPLACE_CACHE.name}

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, inliner
 
 from kvc_trt.backends.tensorrt.lowering.attention import query_type, scale, scaled_query
-from kvc_trt.backends.tensorrt.lowering.operators import Installation, format_of
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation, format_of
 from kvc_trt.models.cache_formats import FP8, VectorFormat
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.cache_formats import write_read
@@ -24,7 +24,7 @@ from kvc_trt.operators.turns.keep_positions import KEEP_POSITIONS
 from kvc_trt.operators.vectors import Vectors, stored_tables
 
 
-def mask_turn_attention(model: ModelProto, at_hand: Installation) -> list[str]:
+def mask_turn_attention(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Replace every KvcExtendAttention by a scaled query, a mask, and Attention."""
     count = sum(node.op_type == EXTEND_ATTENTION.name for node in model.graph.node)
     if not count:
@@ -87,7 +87,7 @@ def _count(emit: Emitter, table: str) -> str:
     return int32(emit, count_to(emit, size(emit, table, 2)))
 
 
-def write_out_positions(model: ModelProto, at_hand: Installation) -> list[str]:
+def write_out_positions(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Write out KvcKeepPositions, a few operators on integers, by its body."""
     count = sum(node.op_type == KEEP_POSITIONS.name for node in model.graph.node)
     if not count:

@@ -16,12 +16,12 @@ from typing import Any
 
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.backends.tensorrt.lowering.operators import TensorRtInstallation
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
 
 
-def write_out_widths(model: ModelProto, at_hand: Installation) -> list[str]:
+def write_out_widths(model: ModelProto, at_hand: TensorRtInstallation) -> list[str]:
     """Replace the -1 in the shape of every Reshape whose width follows from the weights."""
     graph, known, lists = model.graph, KnownShapes(model), _Lists()
     nodes: list[NodeProto] = []

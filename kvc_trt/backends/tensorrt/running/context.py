@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt.module import TensorRT
 
 
-class Context:
+class ExecutionContext:
     """An IExecutionContext that works in the caller's memory; contexts that never run together can share it."""
 
     def __init__(
@@ -81,7 +81,7 @@ DTYPES = {
 class ExtraOutputs:
     """Buffers for extra outputs in the shapes of one context, bound to it. Empty for a normal engine."""
 
-    def __init__(self, engine: trt.ICudaEngine, context: Context, usual: Collection[str]) -> None:
+    def __init__(self, engine: trt.ICudaEngine, context: ExecutionContext, usual: Collection[str]) -> None:
         self._places: dict[str, tuple[DeviceBlock, tuple[int, ...], np.dtype[Any]]] = {}
         for name in (engine.get_tensor_name(index) for index in range(engine.num_io_tensors)):
             if engine.get_tensor_mode(name).name == "OUTPUT" and name not in usual:

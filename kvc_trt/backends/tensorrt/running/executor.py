@@ -20,7 +20,7 @@ from kvc_trt.backends.tensorrt.building.profiles import choose_profile, longest_
 from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
 from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
 from kvc_trt.backends.tensorrt.running.buffers import Buffers, StagedRows
-from kvc_trt.backends.tensorrt.running.context import Context, ExtraOutputs
+from kvc_trt.backends.tensorrt.running.context import ExecutionContext, ExtraOutputs
 from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, load, profiles_of
 from kvc_trt.backends.tensorrt.running.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
 from kvc_trt.backends.tensorrt.running.turns import Turns
@@ -37,7 +37,7 @@ Array = NDArray[Any]
 class PreparedStep:
     """A decode step prepared for a number of rows."""
 
-    context: Context
+    context: ExecutionContext
     extra_outputs: ExtraOutputs
     graph: Graph | None = None
     """None until the step has run once, and if graphs are off."""
@@ -63,7 +63,7 @@ class TensorRtExecutor(ExecutorBase):
         self._stream: Stream | None = None
         self._buffers: Buffers | None = None
         self._steps: dict[int, PreparedStep] = {}
-        self._prefills: dict[int, Context] = {}
+        self._prefills: dict[int, ExecutionContext] = {}
         self._staged: StagedRows | None = None
         self._turns: Turns | None = None
         self._exposed: dict[str, Array] = {}
@@ -251,7 +251,7 @@ class TensorRtExecutor(ExecutorBase):
         """Make a context for this number of rows; it must never change once a graph has recorded it."""
         loaded, buffers = self.load(), self._allocated
         profile = choose_profile(profiles_of(loaded.decode, "token"), rows)
-        context = Context(loaded.decode, loaded.tensorrt, profile, buffers.activations, buffers.stream)
+        context = ExecutionContext(loaded.decode, loaded.tensorrt, profile, buffers.activations, buffers.stream)
         state = [tensor for tensor in self.program.state if tensor.in_step]
         caches = len(self._limits.capacities)
         context.shape({"token": (rows,), "positions": (rows,), "cache_lengths": (caches, rows)})
@@ -265,7 +265,7 @@ class TensorRtExecutor(ExecutorBase):
         self._steps[rows] = step
         return step
 
-    def _queue_step(self, context: Context, rows: int) -> None:
+    def _queue_step(self, context: ExecutionContext, rows: int) -> None:
         buffers = self._allocated
         buffers.queue_step_in()
         context.enqueue()
@@ -275,7 +275,7 @@ class TensorRtExecutor(ExecutorBase):
         """Run and wait; the state is staged, logits and lengths are on the host."""
         loaded, buffers, state = self.load(), self._allocated, self.program.state
         if profile not in self._prefills:
-            context = Context(loaded.prefill, loaded.tensorrt, profile, buffers.activations, buffers.stream)
+            context = ExecutionContext(loaded.prefill, loaded.tensorrt, profile, buffers.activations, buffers.stream)
             context.bind({"logits": buffers.address("logits"), "cache_lengths": buffers.address("lengths")})
             context.bind({tensor.name: buffers.address(STAGED + tensor.name) for tensor in state})
             self._prefills[profile] = context

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvc_trt.backends.tensorrt.building.profiles import decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream
 from kvc_trt.backends.tensorrt.lowering import updated_in_place
-from kvc_trt.backends.tensorrt.running.context import DTYPES, Context
+from kvc_trt.backends.tensorrt.running.context import DTYPES, ExecutionContext
 from kvc_trt.engine.program import read_graph, split_by_graph
 from kvc_trt.graph.layers import ELEMENT_TYPES
 from kvc_trt.graph.rewrites.expose import expose as exposed
@@ -71,7 +71,7 @@ def run_once(toolkit: Toolkit, model: ModelProto, inputs: Mapping[str, Array]) -
     memory = DeviceBlock(max(1, engine.device_memory_size_v2))
     blocks = {name: DeviceBlock(max(1, value.nbytes)) for name, value in inputs.items()}
     try:
-        context = Context(engine, toolkit.tensorrt, 0, (memory.address, memory.size), stream)
+        context = ExecutionContext(engine, toolkit.tensorrt, 0, (memory.address, memory.size), stream)
         arrays = {
             name: np.empty(context.shape_of(name), numpy_dtype(DTYPES[engine.get_tensor_dtype(name).name]))
             for name in outputs

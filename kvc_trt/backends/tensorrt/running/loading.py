@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.tensorrt.building.builder import build_plan
-from kvc_trt.backends.tensorrt.building.profiles import Profile, Range, choose_profile, extend_profiles, longest_turn
+from kvc_trt.backends.tensorrt.building.profiles import (
+    Profile,
+    SizeRange,
+    choose_profile,
+    extend_profiles,
+    longest_turn,
+)
 from kvc_trt.backends.tensorrt.format import GRAPHS, plan_file
 from kvc_trt.backends.tensorrt.lowering.checks import check_aliases, engine_aliases
 from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
@@ -226,7 +232,7 @@ def profiles_of(engine: trt.ICudaEngine, name: str) -> tuple[Profile, ...]:
     profiles = []
     for index in range(engine.num_optimization_profiles):
         least, best, most = (sizes_of(dims) for dims in engine.get_tensor_profile_shape(name, index))
-        ranges = [Range(*sizes) for sizes in zip(least, best, most, strict=True)]
+        ranges = [SizeRange(*sizes) for sizes in zip(least, best, most, strict=True)]
         profiles.append(Profile(ranges[0], ranges[1] if len(ranges) > 1 else None))
     return tuple(profiles)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.tensorrt.building.profiles import choose_profile, longest_turn
 from kvc_trt.backends.tensorrt.running.buffers import Buffers
-from kvc_trt.backends.tensorrt.running.context import Context
+from kvc_trt.backends.tensorrt.running.context import ExecutionContext
 from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, profiles_of
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError
@@ -34,7 +34,7 @@ class Turns:
         self._loaded, self._program, self._buffers = loaded, program, buffers
         self._plan = loaded.extend
         self._most = longest_turn(profiles_of(self._plan, "input_ids"))
-        self._contexts: dict[int, Context] = {}
+        self._contexts: dict[int, ExecutionContext] = {}
 
     def run(self, first_row: int, input_ids: Array, lengths: Array, positions: Array, cache_lengths: Array) -> Extended:
         """Run a turn of each row from `first_row` on (see `TurnExecutor.extend`)."""
@@ -77,10 +77,10 @@ class Turns:
         buffers.queue_lengths_out(1)
         buffers.stream.synchronise()
 
-    def _context(self, tokens: int) -> Context:
+    def _context(self, tokens: int) -> ExecutionContext:
         profile = choose_profile(profiles_of(self._plan, "input_ids"), 1, tokens)
         if profile not in self._contexts:
             buffers = self._buffers
-            made = Context(self._plan, self._loaded.tensorrt, profile, buffers.activations, buffers.stream)
+            made = ExecutionContext(self._plan, self._loaded.tensorrt, profile, buffers.activations, buffers.stream)
             self._contexts[profile] = made
         return self._contexts[profile]

@@ -31,7 +31,7 @@ NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "unif
 
 
 @dataclass(frozen=True)
-class Variant:
+class DrawVariant:
     """The parts of a draw that a batch needs; leaving out the others saves time and draws the same tokens."""
 
     changes_logits: bool
@@ -40,7 +40,7 @@ class Variant:
     logprobs: bool
 
 
-class Rows:
+class DeviceDrawRules:
     """The rules of n draws over `vocab` tokens in the memory of one device."""
 
     def __init__(self, draws: int, vocab: int, device: torch.device, *, pinned: bool = False) -> None:
@@ -72,7 +72,7 @@ class Rows:
             amounts[0, place, :count] = rule.added
             np.negative(rule.subtracted, out=amounts[1, place, :count])
 
-    def copy_(self, other: Rows, *, changes_logits: bool) -> None:
+    def copy_(self, other: DeviceDrawRules, *, changes_logits: bool) -> None:
         """Queue a copy of `other` into these rules; without `changes_logits`, only the numbers are copied."""
         self.numbers.copy_(other.numbers, non_blocking=True)
         if changes_logits:
@@ -86,7 +86,7 @@ class Rows:
         return self.numbers[:, place : place + 1]
 
 
-class Results:
+class DrawResults:
     """The tokens of n draws, and their log-probabilities if requested, in the memory of one device."""
 
     def __init__(self, draws: int, vocab: int, device: torch.device, *, pinned: bool = False) -> None:
@@ -119,16 +119,16 @@ class StaticDrawing:
         (draws, vocab), device = logits.shape, logits.device
         on_gpu, cpu = device.type == "cuda", torch.device("cpu")
         self._logits, self._capturer, self._device = logits, capturer, device
-        self._rules = Rows(draws, vocab, device)
-        self._results = Results(draws, vocab, device)
-        self._staging = Rows(draws, vocab, cpu, pinned=True) if on_gpu else self._rules
-        self._host_results = Results(draws, vocab, cpu, pinned=True) if on_gpu else self._results
-        self._replays: dict[Variant, Body] = {}
+        self._rules = DeviceDrawRules(draws, vocab, device)
+        self._results = DrawResults(draws, vocab, device)
+        self._staging = DeviceDrawRules(draws, vocab, cpu, pinned=True) if on_gpu else self._rules
+        self._host_results = DrawResults(draws, vocab, cpu, pinned=True) if on_gpu else self._results
+        self._replays: dict[DrawVariant, Body] = {}
 
     def run(self, rules: Sequence[DrawRules | None]) -> list[Drawn]:
         """Wait for the step, draw, and return the first len(rules) draws; NO_DRAW for those without a rule."""
         given = [rule for rule in rules if rule is not None]
-        variant = Variant(
+        variant = DrawVariant(
             any(rule.changes_logits for rule in given),
             any(rule.filters for rule in given),
             any(rule.logprobs is not None for rule in given),
@@ -145,12 +145,12 @@ class StaticDrawing:
             torch.cuda.current_stream(self._device).synchronize()
         return self._host_results.drawn(rules)
 
-    def prepare(self, variant: Variant) -> None:
+    def prepare(self, variant: DrawVariant) -> None:
         """Capture a variant now, so that the first draw does not wait for it."""
         if variant not in self._replays:
             self._replays[variant] = self._capturer.capture(lambda: self._body(variant))
 
-    def _body(self, variant: Variant) -> None:
+    def _body(self, variant: DrawVariant) -> None:
         with torch.inference_mode():
             tokens = drawn_tokens(self._logits, self._rules, variant)
             self._results.tokens[0].copy_(tokens)
@@ -160,7 +160,7 @@ class StaticDrawing:
                 self._results.tokens[1:].copy_(ids)
 
 
-def drawn_tokens(logits: Tensor, rules: Rows, variant: Variant) -> Tensor:
+def drawn_tokens(logits: Tensor, rules: DeviceDrawRules, variant: DrawVariant) -> Tensor:
     """Return a token for each row of logits float32 [n,vocab], or NOT_FINITE or NONE_ALLOWED: int64 [n]."""
     vocab = logits.shape[1]
     scores = logits
@@ -195,7 +195,7 @@ def unpacked(words: Tensor, vocab: int) -> Tensor:
     return (bits & 1).flatten(1)[:, :vocab].bool()
 
 
-def adjusted(logits: Tensor, rules: Rows, read: Tensor, allowed: Tensor) -> Tensor:
+def adjusted(logits: Tensor, rules: DeviceDrawRules, read: Tensor, allowed: Tensor) -> Tensor:
     """Return the logits after biases, penalties and bans, given the masks of `read` and `allowed` tokens [n,vocab]."""
     scores = logits.scatter_add(1, rules.changed, rules.amounts[0])
     penalty = rules.number("repetition_penalty").float()
@@ -213,7 +213,7 @@ def weights_of(scores: Tensor, highest: Tensor, temperature: Tensor) -> Tensor:
     return ((scores.double() - highest[:, None].double()) / divisor).exp()
 
 
-def filtered(scores: Tensor, highest: Tensor, weights: Tensor, rules: Rows) -> tuple[Tensor, Tensor]:
+def filtered(scores: Tensor, highest: Tensor, weights: Tensor, rules: DeviceDrawRules) -> tuple[Tensor, Tensor]:
     """Return the weights that top-k and top-p leave, and the tokens best first, both [n,vocab].
 
     A row's weights are in the order of the ids, or best first if it has top-p.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvc_trt.backends.torch.model.capturer import Capturer
 from kvc_trt.backends.torch.model.decoder import TorchDecoder
-from kvc_trt.backends.torch.model.drawing import CHANGES, StaticDrawing, Variant
+from kvc_trt.backends.torch.model.drawing import CHANGES, DrawVariant, StaticDrawing
 from kvc_trt.backends.torch.nodes.caches import State
 from kvc_trt.runtime.executor import NO_DRAW, NOT_FINITE, Answer
 
@@ -105,7 +105,7 @@ class StaticStep:
     def prepare_draws(self) -> None:
         """Capture the draws that most requests need: with and without top-k or top-p, with unchanged logits."""
         for filters in (False, True):
-            self._drawing.prepare(Variant(changes_logits=False, filters=filters, logprobs=False))
+            self._drawing.prepare(DrawVariant(changes_logits=False, filters=filters, logprobs=False))
 
     @cached_property
     def _drawing(self) -> StaticDrawing:

@@ -39,14 +39,14 @@ def take_turns(
     """
     query, keys, values = (part.transpose(1, 2) for part in made)
     own = {name.partition(".")[0]: tensor for name, tensor in state.items() if name.endswith(f".{layer}")}
-    turn = Turn(query, keys.to(dtype), values.to(dtype), own, lengths, stored, positions, rule)
+    turn = LayerTurn(query, keys.to(dtype), values.to(dtype), own, lengths, stored, positions, rule)
     joined_keys, joined_values = (table.to(query.dtype) for table in turn.joined.read())
     attended = turn_attention(query, joined_keys, joined_values, turn.stored, turn.lengths)
     return attended, [turn.compact() if rule.evicts_on_turns else turn.append()]
 
 
 @dataclass(frozen=True)
-class Turn:
+class LayerTurn:
     """The new tokens of all rows in one layer, and the rows' caches, which are updated in place."""
 
     query: Tensor

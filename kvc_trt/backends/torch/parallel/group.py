@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kvc_trt.backends.torch.device import choose_device
-from kvc_trt.backends.torch.parallel.messages import Call, Done, Failed, Start
+from kvc_trt.backends.torch.parallel.messages import Done, Failed, RankCall, Start
 from kvc_trt.backends.torch.parallel.processes import SECONDS_TO_DIE, RankProcesses
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.files.held import HeldFile
@@ -93,7 +93,7 @@ class RankGroup:
             self._start()
         released, self._released[:] = tuple(self._released), []
         return self._exchange(
-            [Call(executor, method, given, rank in wanted, released) for rank, given in enumerate(arguments)]
+            [RankCall(executor, method, given, rank in wanted, released) for rank, given in enumerate(arguments)]
         )
 
     def _start(self) -> None:
@@ -105,7 +105,7 @@ class RankGroup:
         common = self.ranks, self._model, weights, self.device, store, EXCHANGE_SECONDS, self._threads
         self._exchange([Start(rank, *common) for rank in range(self.ranks)])
 
-    def _exchange(self, messages: Sequence[Start | Call]) -> list[Any]:
+    def _exchange(self, messages: Sequence[Start | RankCall]) -> list[Any]:
         """Send each rank its message and return the results. Any exception here ends the ranks."""
         assert self._processes is not None
         try:
@@ -122,7 +122,9 @@ class RankGroup:
             self.end()
         raise error
 
-    def _replies(self, commands: Sequence[Connection], messages: Sequence[Start | Call]) -> list[Done | Failed | None]:
+    def _replies(
+        self, commands: Sequence[Connection], messages: Sequence[Start | RankCall]
+    ) -> list[Done | Failed | None]:
         """Return each rank's reply; None for one that has died, or waits for one that has failed."""
         replies: list[Done | Failed | None] = [None] * self.ranks
         waiting: dict[Any, int] = {connection: rank for rank, connection in enumerate(commands)}
@@ -179,7 +181,7 @@ def device_of(name: str, ranks: int) -> str:
     return "cuda"
 
 
-def _sent(connection: Connection, message: Start | Call) -> bool:
+def _sent(connection: Connection, message: Start | RankCall) -> bool:
     try:
         connection.send(message)
     except OSError:

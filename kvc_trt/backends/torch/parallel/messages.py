@@ -36,7 +36,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Call:
+class RankCall:
     """One method of one executor, run by all ranks at the same time."""
 
     executor: int

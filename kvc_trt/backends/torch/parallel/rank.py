@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.torch.parallel.messages import BEGIN_PREFILL, NEXT_PIECE, OPEN, Call, Done, Failed, Start
+from kvc_trt.backends.torch.parallel.messages import BEGIN_PREFILL, NEXT_PIECE, OPEN, Done, Failed, RankCall, Start
 from kvc_trt.errors import KvcError
 from kvc_trt.files.held import HeldFile
 from kvc_trt.files.lost import report_lost_files
@@ -81,7 +81,7 @@ class Rank:
         self._reading: dict[int, Generator[None, None, Prefilled]] = {}
         """Prefills that wait between two pieces."""
 
-    def answer(self, call: Call) -> Done | Failed:
+    def answer(self, call: RankCall) -> Done | Failed:
         """Run one call and return the reply."""
         before = self._collectives.count
         try:
@@ -90,7 +90,7 @@ class Rank:
             return _failed(error, intact=call.method not in STEPS and self._collectives.count == before)
         return Done(result if call.result else None, self._lines.taken() if self._start.rank == 0 else ())
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: RankCall) -> Any:
         for number in call.released:
             self._executors.pop(number, None)
             self._prefilled.pop(number, None)

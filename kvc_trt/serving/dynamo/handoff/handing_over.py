@@ -28,7 +28,7 @@ from kvc_trt.serving.dynamo.chunks import Chunk, chunk_of
 from kvc_trt.serving.dynamo.handoff.slots import Slots
 from kvc_trt.serving.dynamo.handoff.transfer import FETCH_SECONDS, LOOK_AGAIN_SECONDS, Offer, Transfers
 from kvc_trt.serving.dynamo.requests import prompt_of, request_of
-from kvc_trt.serving.dynamo.whole_engine import Answering
+from kvc_trt.serving.dynamo.whole_engine import WholeEngine
 from kvc_trt.serving.dynamo.wire import is_ours
 from kvc_trt.validation import validated
 
@@ -47,7 +47,7 @@ REMEMBERED = 4096
 MakeTransfers = Callable[[Bytes], Transfers]
 
 
-class HandingOver(Answering):
+class HandingOver(WholeEngine):
     """The shared part of prefill and decode workers: slots of memory, and the transfers between them."""
 
     def __init__(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError, describe, did_you_mean
-from kvc_trt.serving.protocol.tools.grammars import Answer, CallGrammar, JsonCalls, NamedCalls, XmlCalls, can_embed
+from kvc_trt.serving.protocol.tools.grammars import AnswerParts, CallGrammar, JsonCalls, NamedCalls, XmlCalls, can_embed
 from kvc_trt.tool_calls.named_call import ARGUMENTS, IDENTITY
 from kvc_trt.tool_calls.reader import THOUGHTS, CallMarks, Reader, call_id, short_call_id
 
@@ -52,7 +52,9 @@ class ToolFormat:
         if not use.offered and not thinks:
             return given
         otherwise = None if use.is_forced else given
-        answer = Answer(use.callable_tools, use.may_call_several, otherwise, thinks, thinks and self.thinking(prompt))
+        answer = AnswerParts(
+            use.callable_tools, use.may_call_several, otherwise, thinks, thinks and self.thinking(prompt)
+        )
         return answer.grammar(self.grammar, special)
 
     def reader(self, use: ToolUse, prompt: str, given: Grammar | None = None) -> Reader:

@@ -105,7 +105,7 @@ class XmlCalls(CallGrammar):
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerParts:
     """The parts of an answer: reasoning, then calls of these tools or instead a text that another grammar allows."""
 
     tools: Sequence[Tool] = ()

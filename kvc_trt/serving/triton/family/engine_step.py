@@ -17,7 +17,7 @@ from kvc_trt.serving.fields import FIELDS
 from kvc_trt.serving.request import ServedRequest, parse_request
 from kvc_trt.serving.served_answer import Answer, Piece
 from kvc_trt.serving.triton.family.model_names import ENGINE_INPUTS, ENGINE_OUTPUTS, LENGTH, NAMES, REFUSED
-from kvc_trt.serving.triton.model import ServedModel
+from kvc_trt.serving.triton.model import TritonEngine
 from kvc_trt.serving.triton.tensors import Outputs, WriteOutputs, array_of, parameters_of, tensors_of
 from kvc_trt.serving.values import checked
 
@@ -30,7 +30,7 @@ _NO_END = -1
 """The `end_id` that stands for no token: only its length ends the answer."""
 
 
-class EngineStep(ServedModel):
+class EngineStep(TritonEngine):
     """One loaded engine whose answers `postprocessing` can cancel.
 
     Triton informs a step of an ensemble that its client has gone only if the step begins after that. `postprocessing`,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvc_trt.models.config import Attention, Description, FeedForward, Norms, RopeScaling
+from kvc_trt.models.config import Attention, FeedForward, ModelDescription, Norms, RopeScaling
 from tests.small_model import SMALL
 
 WINDOW = 10
@@ -16,7 +16,7 @@ GEMMA_3 = replace(
     qk_norm=True,
     rotary_base=1e6,
     rotary_scaling=RopeScaling("linear", 8.0),
-    description=Description(
+    description=ModelDescription(
         attention=(_OWN_BASE, _OWN_BASE, Attention(), _OWN_BASE),
         norms=Norms(place="both"),
         feed_forward=FeedForward(activation="gelu-tanh"),
@@ -29,7 +29,7 @@ COMMAND_R7B = replace(
     SMALL,
     num_hidden_layers=4,
     tie_word_embeddings=True,
-    description=Description(
+    description=ModelDescription(
         attention=(_OF_MODEL, _OF_MODEL, _OF_MODEL, Attention(rotary=False)),
         norms=Norms("layer", place="shared"),
         logit_scale=0.4,

@@ -13,7 +13,7 @@ from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.base.isolated_runs import ReadByStep
-from kvc_trt.models.config import Attention, Description, Experts, FeedForward, Norms
+from kvc_trt.models.config import Attention, Experts, FeedForward, ModelDescription, Norms
 from kvc_trt.runtime import Session
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import judge_compaction, run
@@ -36,13 +36,13 @@ CASES = {
         2,
     ),
     "norms of results, half of a head rotates": (
-        replace(MODEL, description=Description(norms=Norms(place="both"), rotary_channels=8)),
+        replace(MODEL, description=ModelDescription(norms=Norms(place="both"), rotary_channels=8)),
         2,
     ),
     "side by side, plain, scaled, a layer that does not rotate": (
         replace(
             MODEL,
-            description=Description(
+            description=ModelDescription(
                 attention=(Attention(), Attention(rotary=False)),
                 norms=Norms("layer", bias=True, place="parallel"),
                 feed_forward=FeedForward(gated=False, activation="gelu"),
@@ -54,11 +54,13 @@ CASES = {
         2,
     ),
     "experts, one of all tokens, a dense layer": (
-        replace(MODEL, description=Description(experts=Experts(6, 2, 20, shared_size=12, dense_layers=(1,)))),
+        replace(MODEL, description=ModelDescription(experts=Experts(6, 2, 20, shared_size=12, dense_layers=(1,)))),
         2,
     ),
     "biases between the matrices": (
-        replace(MODEL, description=Description(feed_forward=FeedForward(gated=False, bias=True, activation="relu"))),
+        replace(
+            MODEL, description=ModelDescription(feed_forward=FeedForward(gated=False, bias=True, activation="relu"))
+        ),
         2,
     ),
     "a head each, normed": (replace(MODEL, architecture="Qwen3ForCausalLM", qk_norm=True, num_key_value_heads=4), 4),
@@ -140,8 +142,8 @@ def test_a_rank_chooses_as_the_reference_on_its_inputs(ranks, make_program, on_s
         compared = judge_compaction(sites[layer], got, several.exposed(f"indices.{layer}"), batch)
         query, attended, selected = (several.exposed(f"{name}.{layer}") for name in ("query", "attended", "selected"))
         keys, values = (several.buffers[f"{kind}_cache.{layer}"][:3] for kind in "kv")
-        given = ReadByStep(keys, values, step[2][layer] + 1, attended, selected)
-        read, error = compare_step(query, given, sites[layer].parameters, exact=True)
+        given = ReadByStep(query, keys, values, step[2][layer] + 1, attended, selected)
+        read, error = compare_step(given, sites[layer].parameters, exact=True)
         assert not compared.wrong
         assert not read.wrong
         assert error <= 1e-5

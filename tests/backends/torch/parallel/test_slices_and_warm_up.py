@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
-from kvc_trt.backends.torch.parallel.messages import Call
+from kvc_trt.backends.torch.parallel.messages import RankCall
 from kvc_trt.backends.torch.parallel.rank import Rank
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime.executor import SlicingExecutor, WarmingExecutor
@@ -71,5 +71,5 @@ def test_warming_up_is_asked_of_every_rank(make_program):
 def test_a_rank_warms_its_own_executor_up(drafts):
     rank, executor = Rank.__new__(Rank), Recorder()
     rank._executors, rank._prefilled, rank._reading = {4: executor}, {}, {}
-    rank._run(Call(4, "warm_up", (drafts,), result=True))
+    rank._run(RankCall(4, "warm_up", (drafts,), result=True))
     assert executor.calls == [drafts]
