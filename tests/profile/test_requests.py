@@ -174,7 +174,7 @@ def test_a_twin_that_does_not_fit_is_given_a_row_and_said(engine, monkeypatch):
     findings = profile_requests(engine, small, NullProgress(), OPTIONS)["findings"]
     assert any("not the same memory: one dense row takes" in sentence for sentence in findings)
     wide = profile_requests(engine, dataclasses.replace(small, concurrency=2, rows=9), NullProgress(), OPTIONS)
-    assert any("the twin has a row for every request" in sentence for sentence in wide["findings"])
+    assert any("the twin has a row for every concurrent request" in sentence for sentence in wide["findings"])
 
 
 def test_caches_beyond_the_memory_are_refused_before_anything_runs(engine, monkeypatch):
