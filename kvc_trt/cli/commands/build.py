@@ -40,8 +40,8 @@ from kvc_trt.sizes import readable_size
         "--weights",
         type=click.Choice(WEIGHTS),
         help="Format of stored weights; bf16 on a GPU only, int8, int4 and keep on a CPU only. keep "
-        "stores the blocks of a GGUF file in Q4_0, Q4_1 or Q8_0 as they are. auto on a CPU is "
-        "keep for such files and fp32 for others.  [default: auto]",
+        "stores the blocks of a GGUF file in Q4_0, Q4_1 or Q8_0, or of a checkpoint in AWQ or GPTQ, as they are; "
+        "it is the default for them on a CPU, fp32 for others.  [default: auto]",
     ),
 )
 @policy_options(
