@@ -70,6 +70,7 @@ def tune_model(
             state = now
             run.write(now, times)
 
+        run.write(state, times)  # there is a page from the start, whenever and however the process ends
         try:
             state = ask(engines, state, results, progress, until=until, after_round=after_round)
             if times is None:
