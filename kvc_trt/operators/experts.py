@@ -56,7 +56,7 @@ def _write_quantised(emit: Emitter, _layout: Layout, *, clamped: bool = False) -
 
 
 def _clamped(emit: Emitter, gate: Value, up: Value) -> Value:
-    """Write what the last matrix multiplies, [n,Inner], of gate and up, for experts with a clamped gate."""
+    """Write what the last matrix multiplies, FLOAT [n,Inner], of gate and up, for experts with a clamped gate."""
     gate = emit.Min(gate, GATE_LIMIT)
     up = emit.Max(emit.Min(up, GATE_LIMIT), emit.Neg(GATE_LIMIT))
     own = emit.Mul(gate, emit.Sigmoid(emit.Mul(gate, GATE_GAIN)))
@@ -64,7 +64,7 @@ def _clamped(emit: Emitter, gate: Value, up: Value) -> Value:
 
 
 def _gated(emit: Emitter, gate: Value, up: Value) -> Value:
-    """Write the same for the gate of SwiGLU."""
+    """Write what the last matrix multiplies, FLOAT [n,Inner], of gate and up, for experts with SwiGLU's gate."""
     return str(emit.Mul(emit.Mul(gate, emit.Sigmoid(gate)), up))
 
 
