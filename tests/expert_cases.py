@@ -12,8 +12,6 @@ from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.operators.experts import (
     CLAMPED_EXPERTS,
     EXPERTS,
-    GATE_GAIN,
-    GATE_LIMIT,
     QUANTISED_CLAMPED_EXPERTS,
     QUANTISED_EXPERTS,
 )
@@ -28,12 +26,10 @@ CLAMPED = (None, ClampedGate(0.7, 1.702))
 
 
 @cache
-def body_of(bits: int | None, clamped: ClampedGate | None = None) -> FunctionProto:
+def body_of(bits: int | None, *, clamped: bool = False) -> FunctionProto:
     """Return the body of the operator on matrices of floats (None), or of 4 or 8 bits."""
-    if clamped is None:
-        return (EXPERTS if bits is None else QUANTISED_EXPERTS).body(Layout(HeadShape(4, 2, 16)))
-    layout = Layout(HeadShape(4, 2, 16), numbers={GATE_LIMIT: clamped.limit, GATE_GAIN: clamped.gain})
-    return (CLAMPED_EXPERTS if bits is None else QUANTISED_CLAMPED_EXPERTS).body(layout)
+    plain, quantised = (CLAMPED_EXPERTS, QUANTISED_CLAMPED_EXPERTS) if clamped else (EXPERTS, QUANTISED_EXPERTS)
+    return (plain if bits is None else quantised).body(Layout(HeadShape(4, 2, 16)))
 
 
 def numbers_of(case: ExpertCase, *, wide: bool = False) -> dict[str, int]:

@@ -74,9 +74,12 @@ class Side:
         tokens: int,
         changed: Callable[[ModelProto], ModelProto] = lambda graph: graph,
     ) -> None:
-        """Write random weights into the directory; `changed` are the graphs that run, when they are first needed."""
+        """Write random weights into the directory, or read those that another side of this model wrote there.
+
+        `changed` are the graphs that run, when they are first needed."""
         path, steps = directory / "weights.safetensors", (BURST + 1) * BURSTS
-        write_weights(model, RandomWeights(model, 0), path, weights=weights, length=tokens + steps)
+        if not path.exists():
+            write_weights(model, RandomWeights(model, 0), path, weights=weights, length=tokens + steps)
         self._parameters = policies.resolve(
             "full", model=model, token_budget=None, max_input_len=tokens, max_output_len=steps
         )
@@ -152,18 +155,18 @@ def measure(weights: str, rounds: int, threads: int, tokens: int) -> dict[str, A
         }
 
 
-def in_rounds(sides: dict[str, Side], rounds: int) -> dict[str, dict[str, list[Seconds]]]:
+def in_rounds(sides: dict[str, Side], rounds: int, bursts: int = BURSTS) -> dict[str, dict[str, list[Seconds]]]:
     """Return the seconds of each part and side, one pair of numbers a round; a round's step is its median burst."""
     found: dict[str, dict[str, list[Seconds]]] = {part: {side: [] for side in sides} for part in BARS}
     order = list(sides)
     for _ in range(rounds):
         for side in order:
             found["prefill"][side].append(sides[side].prefill())
-        bursts: dict[str, list[Seconds]] = {side: [] for side in sides}
-        for _ in range(BURSTS):
+        steps: dict[str, list[Seconds]] = {side: [] for side in sides}
+        for _ in range(bursts):
             for side in order:
-                bursts[side].append(sides[side].steps())
-        for side, runs in bursts.items():
+                steps[side].append(sides[side].steps())
+        for side, runs in steps.items():
             clock, processor = (median(run[which] for run in runs) for which in (0, 1))
             found["decode"][side].append((clock, processor))
         order.reverse()

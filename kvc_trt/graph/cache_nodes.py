@@ -26,7 +26,6 @@ from kvc_trt.methods.base.graph_context import (
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.experts import GATE_GAIN, GATE_LIMIT
 from kvc_trt.operators.linear.tokens import KERNEL
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to
 
@@ -167,8 +166,6 @@ def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout
         "squeeze_share": rule.squeeze_share or 0.0,
         "short_pool_kernel": rule.short_pool_kernel,
     }
-    if (gate := config.description.clamped_gate) is not None:
-        numbers |= {GATE_LIMIT: gate.limit, GATE_GAIN: gate.gain}
     if linear := [one.linear for one in config.description.attention if one.linear is not None]:
         numbers[KERNEL] = linear[0].kernel
     shape, form = _head_shape(config, rule), rule.cache_format

@@ -36,6 +36,8 @@ from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.experts import (
     CLAMPED_EXPERTS,
     EXPERTS,
+    GATE_GAIN,
+    GATE_LIMIT,
     MATRICES,
     QUANTISED_CLAMPED_EXPERTS,
     QUANTISED_EXPERTS,
@@ -129,21 +131,23 @@ class Layers:
         names = [f"{layer}.{name}" for name in EXPERT_MATRICES]
         inputs = {"x": x, "router": self.tensor(f"{layer}.{ROUTER}")}
         numbers = {"chosen": experts.chosen, "normalised": int(experts.normalised)}
-        clamped = self.config.description.clamped_gate is not None
-        if clamped:
+        clamped = self.config.description.clamped_gate
+        if clamped is not None:
             biases = zip(MATRICES, EXPERT_BIASES, strict=True)
             inputs |= {f"{matrix}_bias": self._by_expert(f"{layer}.{name}") for matrix, name in biases}
             inputs["router_bias"] = self.tensor(f"{layer}.{ROUTER_BIAS}")
+            gate = {GATE_LIMIT: clamped.limit, GATE_GAIN: clamped.gain}
+            inputs |= {name: self.emit.constant(np.array([value], np.float32)) for name, value in gate.items()}
         if names[0] + PACKED in self.weights:
             parts = {"packed": PACKED, "scales": SCALES}
             for matrix, name in zip(MATRICES, names, strict=True):
                 inputs |= {f"{matrix}_{part}": self._by_expert(name + end) for part, end in parts.items()}
             stored = {"bits": self._bits(names[0]), "block": BLOCK, "wide_input": int(self._reads_wide(names[0]))}
-            operator = QUANTISED_CLAMPED_EXPERTS if clamped else QUANTISED_EXPERTS
+            operator = QUANTISED_EXPERTS if clamped is None else QUANTISED_CLAMPED_EXPERTS
             update = operator.call(self.emit, inputs, None, **numbers, **stored)["y"]
         else:
             inputs |= {matrix: self._by_expert(name) for matrix, name in zip(MATRICES, names, strict=True)}
-            operator = CLAMPED_EXPERTS if clamped else EXPERTS
+            operator = EXPERTS if clamped is None else CLAMPED_EXPERTS
             update = operator.call(self.emit, inputs, None, **numbers)["y"]
         return str(self.emit.Add(update, self._shared_expert(x, layer))) if experts.shared_size else update
 

@@ -3,7 +3,7 @@
 A token's logits are its products with the router's rows. The `chosen` largest of them choose its experts, equal ones
 the lowest index first. An expert's weight is its part of the softmax over all logits, divided by the sum of the chosen
 parts if `normalised`. The result is the sum of weight * down(silu(gate(x)) * up(x)) over a token's experts. Experts
-with a clamped gate (`ClampedGate`) have biases, and so has the router.
+with a clamped gate (`ClampedGate`) have biases, and so has the router; its limit and gain are inputs.
 
 The body takes the distinct experts of all tokens in ascending order, one after the other: it gathers an expert's
 matrices and its tokens, so that a step reads the weights of the experts it chooses and of no others. It computes in
@@ -32,53 +32,46 @@ CHOSEN = Attribute("chosen", 1, INT32_MAX, "experts of a token")
 NORMALISED = Attribute("normalised", 0, 1, "1: the weights of a token's experts sum to one")
 MATRICES = ("gate", "up", "down")
 GATE_LIMIT, GATE_GAIN = "gate_limit", "gate_gain"
-"""Names of an engine's numbers of a clamped gate."""
+"""Inputs that hold the numbers of a clamped gate: no INT attribute can."""
 
 Matrix = Callable[["Emitter", str, "Value"], "Value"]
 """Writes the float32 matrix [out,in] of one expert: emitter, name of the operator's matrix, index of the expert."""
 
 
-Gate = Callable[["Emitter", "Value", "Value"], "Value"]
-"""Writes what the last matrix multiplies: emitter, gate [n,Inner] and up [n,Inner], in float32."""
-
-
-def _write(emit: Emitter, layout: Layout, *, clamped: bool = False) -> Mapping[str, Value]:
+def _write(emit: Emitter, _layout: Layout, *, clamped: bool = False) -> Mapping[str, Value]:
     def matrix(inner: Emitter, name: str, expert: Value) -> Value:
         return float32(inner, inner.Gather(name, expert))
 
-    return {"y": emit.CastLike(_mixed(emit, matrix, _clamping(layout) if clamped else None), "x")}
+    return {"y": emit.CastLike(_mixed(emit, matrix, clamped=clamped), "x")}
 
 
-def _write_quantised(emit: Emitter, layout: Layout, *, clamped: bool = False) -> Mapping[str, Value]:
+def _write_quantised(emit: Emitter, _layout: Layout, *, clamped: bool = False) -> Mapping[str, Value]:
     bits = emit.attribute("bits")
 
     def matrix(inner: Emitter, name: str, expert: Value) -> Value:
         packed, scales = (inner.Gather(f"{name}_{part}", expert) for part in ("packed", "scales"))
         return unpacked(inner, packed, scales, bits)
 
-    return {"y": emit.Identity(_mixed(emit, matrix, _clamping(layout) if clamped else None))}
+    return {"y": emit.Identity(_mixed(emit, matrix, clamped=clamped))}
 
 
-def _clamping(layout: Layout) -> Gate:
-    """Return the gate of experts with biases, whose numbers are those of the engine."""
-    limit, gain = (np.float32(layout.number(name)) for name in (GATE_LIMIT, GATE_GAIN))
-
-    def clamp(emit: Emitter, gate: Value, up: Value) -> Value:
-        gate, up = emit.Min(gate, limit), emit.Clip(up, -limit, limit)
-        own = emit.Mul(gate, emit.Sigmoid(emit.Mul(gate, gain)))
-        return str(emit.Mul(own, emit.Add(up, np.float32(1))))
-
-    return clamp
+def _clamped(emit: Emitter, gate: Value, up: Value) -> Value:
+    """Write what the last matrix multiplies, FLOAT [n,Inner], of gate and up, for experts with a clamped gate."""
+    gate = emit.Min(gate, GATE_LIMIT)
+    up = emit.Max(emit.Min(up, GATE_LIMIT), emit.Neg(GATE_LIMIT))
+    own = emit.Mul(gate, emit.Sigmoid(emit.Mul(gate, GATE_GAIN)))
+    return str(emit.Mul(own, emit.Add(up, np.float32(1))))
 
 
-def _silu(emit: Emitter, gate: Value, up: Value) -> Value:
+def _gated(emit: Emitter, gate: Value, up: Value) -> Value:
+    """Write what the last matrix multiplies, FLOAT [n,Inner], of gate and up, for experts with SwiGLU's gate."""
     return str(emit.Mul(emit.Mul(gate, emit.Sigmoid(gate)), up))
 
 
-def _mixed(emit: Emitter, matrix: Matrix, clamp: Gate | None) -> Value:
-    """Write the sum over every token's experts, FLOAT [T,In]; with `clamp`, router and matrices have biases."""
+def _mixed(emit: Emitter, matrix: Matrix, *, clamped: bool) -> Value:
+    """Write the sum over every token's experts, FLOAT [T,In]; if `clamped`, router and matrices have biases."""
     x = float32(emit, "x")
-    experts, weights = _routed(emit, x, biased=clamp is not None)
+    experts, weights = _routed(emit, x, biased=clamped)
     found = emit.Unique(emit.Reshape(experts, [-1]), sorted=1)
 
     def add(inner: Emitter, iteration: Value, total: Value) -> Value:
@@ -89,11 +82,11 @@ def _mixed(emit: Emitter, matrix: Matrix, clamp: Gate | None) -> Value:
         rows = inner.GatherND(x, again)
 
         def multiply(values: Value, name: str) -> Value:
-            bias = [] if clamp is None else [float32(inner, inner.Gather(f"{name}_bias", expert))]
+            bias = [float32(inner, inner.Gather(f"{name}_bias", expert))] if clamped else []
             return str(inner.Gemm(values, matrix(inner, name, expert), *bias, transB=1))
 
         gate, up = (multiply(rows, name) for name in MATRICES[:2])
-        result = multiply((clamp or _silu)(inner, gate, up), MATRICES[2])
+        result = multiply((_clamped if clamped else _gated)(inner, gate, up), MATRICES[2])
         own = inner.Slice(result, [0], [-1], [0])
         weighted = inner.Mul(own, inner.Unsqueeze(inner.GatherND(weights, places), [1]))
         return str(inner.ScatterND(total, tokens, weighted, reduction="add"))
@@ -152,28 +145,27 @@ QUANTISED_EXPERTS = Operator(
 )
 
 
-def _biases(element: Element) -> tuple[Tensor, ...]:
+def _of_clamped(element: Element) -> tuple[Tensor, ...]:
     """Return the inputs that the operators with a clamped gate have in addition."""
     of_matrices = (Tensor(f"{name}_bias", element, ("Experts", _sides(name)[0])) for name in MATRICES)
-    return Tensor("router_bias", element, ("Experts",)), *of_matrices
+    numbers = (Tensor(name, FLOAT, ("1",)) for name in (GATE_LIMIT, GATE_GAIN))
+    return Tensor("router_bias", element, ("Experts",)), *of_matrices, *numbers
 
 
 CLAMPED_EXPERTS = replace(
     EXPERTS,
     name="KvcClampedExperts",
     summary="KvcExperts with biases and a clamped gate.",
-    inputs=(*EXPERTS.inputs, *_biases(CACHE)),
+    inputs=(*EXPERTS.inputs, *_of_clamped(CACHE)),
     write=partial(_write, clamped=True),
-    native=False,
 )
 
 QUANTISED_CLAMPED_EXPERTS = replace(
     QUANTISED_EXPERTS,
     name="KvcQuantisedClampedExperts",
     summary="KvcClampedExperts with matrices in 4 or 8 bits.",
-    inputs=(*QUANTISED_EXPERTS.inputs, *_biases(FLOAT)),
+    inputs=(*QUANTISED_EXPERTS.inputs, *_of_clamped(FLOAT)),
     write=partial(_write_quantised, clamped=True),
-    native=False,
 )
 
 OF_EXPERTS = tuple(one.name for one in (EXPERTS, QUANTISED_EXPERTS, CLAMPED_EXPERTS, QUANTISED_CLAMPED_EXPERTS))

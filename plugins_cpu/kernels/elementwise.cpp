@@ -17,6 +17,22 @@ void gate(const GatedCall& call, int64_t first, int64_t last) {
     }
 }
 
+void clamped_gate(const ClampedGateCall& call, int64_t first, int64_t last) {
+    const Vector most = all(call.limit), least = -most;
+    for (int64_t row = first; row < last; ++row) {
+        const float* const gates = call.gate + row * call.size;
+        const float* const ups = call.up + row * call.size;
+        float* const target = call.target + row * call.size;
+        by_vector(call.size, [&](int64_t place, int64_t count) {
+            const Vector gate = load_some(gates + place, count) + load_some(call.gate_bias + place, count);
+            const Vector up = load_some(ups + place, count) + load_some(call.up_bias + place, count);
+            const Vector g = gate > most ? most : gate;
+            const Vector u = up > most ? most : up < least ? least : up;
+            store_some(target + place, g * sigmoid(g * call.gain) * (u + 1.0f), count);
+        });
+    }
+}
+
 void add_norm(const AddNormCall& call, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
         const float* const x = call.x + row * call.size;

@@ -14,6 +14,19 @@ struct GatedCall {
     int64_t size;
 };
 
+/// target = g * sigmoid(gain * g) * (u + 1), for rows of `size` elements: g is gate plus its bias, at most `limit`, and u
+/// is up plus its bias, in -limit..limit. NaN stays NaN.
+struct ClampedGateCall {
+    const float* gate;       ///< [rows, size]
+    const float* up;         ///< likewise
+    const float* gate_bias;  ///< [size]
+    const float* up_bias;    ///< likewise
+    float* target;           ///< [rows, size]
+    int64_t size;
+    float limit;
+    float gain;
+};
+
 /// sum = x + added, and target = sum / sqrt(mean(sum^2) + epsilon) * weight.
 struct AddNormCall {
     const float* x;       ///< [rows, size]
@@ -37,8 +50,9 @@ struct RotateCall {
     int64_t head_size;
 };
 
-/// Each of the three functions computes rows first..last-1.
+/// Each of the four functions computes rows first..last-1.
 using Gate = void(const GatedCall& call, int64_t first, int64_t last);
+using ClampedGate = void(const ClampedGateCall& call, int64_t first, int64_t last);
 using AddNorm = void(const AddNormCall& call, int64_t first, int64_t last);
 using Rotate = void(const RotateCall& call, int64_t first, int64_t last);
 

@@ -5,6 +5,7 @@
 namespace kvc::KVC_TARGET {
 
 Gate gate;
+ClampedGate clamped_gate;
 AddNorm add_norm;
 Rotate rotate;
 

@@ -168,6 +168,7 @@ struct Kernels {
     void (*widen_vectors)(const Vectors& vectors, int64_t count, float* target);
     TakeTokens* take_tokens;
     Gate* gate;
+    ClampedGate* clamped_gate;
     AddNorm* add_norm;
     Rotate* rotate;
     RoundInput* round_input;

@@ -25,6 +25,7 @@ const Kernels kTable{
     .widen_vectors = widen_vectors,
     .take_tokens = take_tokens,
     .gate = gate,
+    .clamped_gate = clamped_gate,
     .add_norm = add_norm,
     .rotate = rotate,
     .round_input = round_input,

@@ -11,12 +11,17 @@
 namespace kvc {
 
 /// The version of the interface that Python and the library share.
-inline constexpr int32_t kInterface = 2111847799;
+inline constexpr int32_t kInterface = 1106751314;
 
 inline constexpr const char* kDomain = "kvc";
 
 /// The symbols of tensor dimensions.
 enum class Symbol : uint8_t {
+    kSymbolT,            ///< T
+    kSymbolIn,           ///< In
+    kSymbolExperts,      ///< Experts
+    kSymbolInner,        ///< Inner
+    kOne,                ///< 1
     kBatch,              ///< B
     kHeads,              ///< H
     kWindow,             ///< W
@@ -26,7 +31,6 @@ enum class Symbol : uint8_t {
     kCapacity,           ///< C
     kTwiceHeadSize,      ///< 2D
     kPages,              ///< P
-    kOne,                ///< 1
     kHalfHeadSize,       ///< D/2
     kGroups,             ///< groups
     kBlock,              ///< M
@@ -37,10 +41,6 @@ enum class Symbol : uint8_t {
     kSymbolBefore,       ///< Before
     kSymbolKeySize,      ///< KeySize
     kSymbolValueSize,    ///< ValueSize
-    kSymbolT,            ///< T
-    kSymbolIn,           ///< In
-    kSymbolExperts,      ///< Experts
-    kSymbolInner,        ///< Inner
     kSelectedWidth,      ///< K
     kCapacityAndBlock,   ///< C+M
     kSymbolInBlocks,     ///< InBlocks
@@ -52,7 +52,12 @@ enum class Symbol : uint8_t {
 inline constexpr size_t kSymbols = 31;
 
 /// The symbols' names in messages.
-inline constexpr const char* kSymbolNames[kSymbols] = {"batch",
+inline constexpr const char* kSymbolNames[kSymbols] = {"T",
+                                                       "In",
+                                                       "Experts",
+                                                       "Inner",
+                                                       "one",
+                                                       "batch",
                                                        "heads",
                                                        "window",
                                                        "head size",
@@ -61,7 +66,6 @@ inline constexpr const char* kSymbolNames[kSymbols] = {"batch",
                                                        "capacity",
                                                        "2 x head size",
                                                        "pages",
-                                                       "one",
                                                        "half head size",
                                                        "groups",
                                                        "block",
@@ -72,10 +76,6 @@ inline constexpr const char* kSymbolNames[kSymbols] = {"batch",
                                                        "Before",
                                                        "KeySize",
                                                        "ValueSize",
-                                                       "T",
-                                                       "In",
-                                                       "Experts",
-                                                       "Inner",
                                                        "selected width",
                                                        "capacity + block",
                                                        "InBlocks",
@@ -84,7 +84,7 @@ inline constexpr const char* kSymbolNames[kSymbols] = {"batch",
                                                        "Out",
                                                        "Blocks"};
 
-inline constexpr size_t kMaxTensors = 11;
+inline constexpr size_t kMaxTensors = 14;
 inline constexpr size_t kMaxRank = 4;
 
 struct TensorSpec {
@@ -106,6 +106,13 @@ struct Schema {
 
 namespace schemas {
 
+inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
+inline constexpr Symbol kShape_Experts_In[] = {Symbol::kSymbolExperts, Symbol::kSymbolIn};
+inline constexpr Symbol kShape_Experts_Inner_In[] = {Symbol::kSymbolExperts, Symbol::kSymbolInner, Symbol::kSymbolIn};
+inline constexpr Symbol kShape_Experts_In_Inner[] = {Symbol::kSymbolExperts, Symbol::kSymbolIn, Symbol::kSymbolInner};
+inline constexpr Symbol kShape_Experts[] = {Symbol::kSymbolExperts};
+inline constexpr Symbol kShape_Experts_Inner[] = {Symbol::kSymbolExperts, Symbol::kSymbolInner};
+inline constexpr Symbol kShape_1[] = {Symbol::kOne};
 inline constexpr Symbol kShape_B_H_W_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kWindow, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_S_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kPromptLength, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B[] = {Symbol::kBatch};
@@ -137,10 +144,6 @@ inline constexpr Symbol kShape_B_ValueHeads_ValueSize[] = {Symbol::kBatch, Symbo
                                                            Symbol::kSymbolValueSize};
 inline constexpr Symbol kShape_B_H_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kHeadSize};
-inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
-inline constexpr Symbol kShape_Experts_In[] = {Symbol::kSymbolExperts, Symbol::kSymbolIn};
-inline constexpr Symbol kShape_Experts_Inner_In[] = {Symbol::kSymbolExperts, Symbol::kSymbolInner, Symbol::kSymbolIn};
-inline constexpr Symbol kShape_Experts_In_Inner[] = {Symbol::kSymbolExperts, Symbol::kSymbolIn, Symbol::kSymbolInner};
 inline constexpr Symbol kShape_B_H_M_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kBlock, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_T_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSymbolT, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_T_1[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSymbolT, Symbol::kOne};
@@ -168,6 +171,24 @@ inline constexpr Symbol kShape_Experts_In_InnerBlocks[] = {Symbol::kSymbolExpert
 inline constexpr Symbol kShape_Out_Blocks_Bytes[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks, Symbol::kSymbolBytes};
 inline constexpr Symbol kShape_Out_Blocks[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks};
 inline constexpr Symbol kShape_T_Out[] = {Symbol::kSymbolT, Symbol::kSymbolOut};
+
+// KvcExperts with biases and a clamped gate.
+inline constexpr TensorSpec kKvcClampedExpertsInputs[] = {
+    {"x", ort::ElementType::kFloat, false, kShape_T_In},
+    {"router", ort::ElementType::kFloat, false, kShape_Experts_In},
+    {"gate", ort::ElementType::kFloat, false, kShape_Experts_Inner_In},
+    {"up", ort::ElementType::kFloat, false, kShape_Experts_Inner_In},
+    {"down", ort::ElementType::kFloat, false, kShape_Experts_In_Inner},
+    {"router_bias", ort::ElementType::kFloat, false, kShape_Experts},
+    {"gate_bias", ort::ElementType::kFloat, false, kShape_Experts_Inner},
+    {"up_bias", ort::ElementType::kFloat, false, kShape_Experts_Inner},
+    {"down_bias", ort::ElementType::kFloat, false, kShape_Experts_In},
+    {"gate_limit", ort::ElementType::kFloat, false, kShape_1},
+    {"gate_gain", ort::ElementType::kFloat, false, kShape_1}};
+inline constexpr TensorSpec kKvcClampedExpertsOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_In}};
+inline constexpr Schema kKvcClampedExperts[] = {{"KvcClampedExperts", kKvcClampedExpertsInputs,
+                                                 kKvcClampedExpertsOutputs, VectorFormat::kExact, VectorFormat::kExact,
+                                                 false}};
 
 // Keep the part of a prompt's cache that its last queries look at.
 inline constexpr TensorSpec kKvcCompactInputs[] = {{"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
@@ -1411,6 +1432,28 @@ inline constexpr TensorSpec kKvcPrefillAttentionOutputs[] = {{"o", ort::ElementT
 inline constexpr Schema kKvcPrefillAttention[] = {{"KvcPrefillAttention", kKvcPrefillAttentionInputs,
                                                    kKvcPrefillAttentionOutputs, VectorFormat::kExact,
                                                    VectorFormat::kExact, false}};
+
+// KvcClampedExperts with matrices in 4 or 8 bits.
+inline constexpr TensorSpec kKvcQuantisedClampedExpertsInputs[] = {
+    {"x", ort::ElementType::kFloat, false, kShape_T_In},
+    {"router", ort::ElementType::kFloat, false, kShape_Experts_In},
+    {"gate_packed", ort::ElementType::kUint8, false, kShape_Experts_Inner_InBlocks_Bytes},
+    {"gate_scales", ort::ElementType::kFloat16, false, kShape_Experts_Inner_InBlocks},
+    {"up_packed", ort::ElementType::kUint8, false, kShape_Experts_Inner_InBlocks_Bytes},
+    {"up_scales", ort::ElementType::kFloat16, false, kShape_Experts_Inner_InBlocks},
+    {"down_packed", ort::ElementType::kUint8, false, kShape_Experts_In_InnerBlocks_Bytes},
+    {"down_scales", ort::ElementType::kFloat16, false, kShape_Experts_In_InnerBlocks},
+    {"router_bias", ort::ElementType::kFloat, false, kShape_Experts},
+    {"gate_bias", ort::ElementType::kFloat, false, kShape_Experts_Inner},
+    {"up_bias", ort::ElementType::kFloat, false, kShape_Experts_Inner},
+    {"down_bias", ort::ElementType::kFloat, false, kShape_Experts_In},
+    {"gate_limit", ort::ElementType::kFloat, false, kShape_1},
+    {"gate_gain", ort::ElementType::kFloat, false, kShape_1}};
+inline constexpr TensorSpec kKvcQuantisedClampedExpertsOutputs[] = {
+    {"y", ort::ElementType::kFloat, false, kShape_T_In}};
+inline constexpr Schema kKvcQuantisedClampedExperts[] = {
+    {"KvcQuantisedClampedExperts", kKvcQuantisedClampedExpertsInputs, kKvcQuantisedClampedExpertsOutputs,
+     VectorFormat::kExact, VectorFormat::kExact, false}};
 
 // KvcExperts with matrices in 4 or 8 bits.
 inline constexpr TensorSpec kKvcQuantisedExpertsInputs[] = {

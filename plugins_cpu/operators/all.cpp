@@ -4,6 +4,7 @@ namespace kvc {
 
 std::span<const Implementation> implementations() {
     static const Implementation all[] = {kAddNormImplementation,
+                                         kClampedExpertsImplementation,
                                          kCompactImplementation,
                                          kCompactTurnImplementation,
                                          kCompactAverageImplementation,
@@ -20,6 +21,7 @@ std::span<const Implementation> implementations() {
                                          kLinearImplementation,
                                          kNarrowLinearImplementation,
                                          kPrefillAttentionImplementation,
+                                         kQuantisedClampedExpertsImplementation,
                                          kQuantisedExpertsImplementation,
                                          kQuantisedLinearImplementation,
                                          kRotatedHeadsImplementation};

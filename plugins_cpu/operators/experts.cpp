@@ -1,4 +1,5 @@
-// KvcExperts and KvcQuantisedExperts: a router chooses some experts for each token, and only their matrices are read.
+// KvcExperts, KvcQuantisedExperts, and both with a clamped gate: a router chooses some experts for each token, and only
+// their matrices are read.
 //
 // All pairs of a token and one of its experts are sorted by expert. A batch of pairs passes through gate and up, their
 // product and down, each divided among threads over all experts of the batch: a step of one token waits three times,
@@ -6,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/choice.h"
@@ -39,6 +41,16 @@ struct Product {
     float* y;  ///< [pairs, out]
 };
 
+/// What experts with a clamped gate have in addition.
+struct Clamping {
+    const float* router;  ///< biases [experts]
+    const float* gate;    ///< biases [experts, inner]
+    const float* up;      ///< likewise
+    const float* down;    ///< biases [experts, in]
+    float limit;
+    float gain;
+};
+
 /// The experts of all tokens.
 class Routing {
 public:
@@ -47,19 +59,19 @@ public:
         : tokens_(tokens),
           chosen_(chosen),
           starts_(static_cast<size_t>(experts + 1)),
-          tokens_of_(static_cast<size_t>(tokens * chosen)),
-          places_(tokens_of_.size()),
-          shares_(tokens_of_.size()) {
-        std::vector<int64_t> taken(tokens_of_.size());
+          experts_(static_cast<size_t>(tokens * chosen)),
+          tokens_of_(experts_.size()),
+          places_(experts_.size()),
+          shares_(experts_.size()) {
         for (int64_t token = 0; token < tokens; ++token) {
-            choose(logits + token * experts, experts, normalised, taken.data() + token * chosen,
+            choose(logits + token * experts, experts, normalised, experts_.data() + token * chosen,
                    shares_.data() + token * chosen);
         }
-        for (const int64_t expert : taken) ++starts_[static_cast<size_t>(expert) + 1];
+        for (const int64_t expert : experts_) ++starts_[static_cast<size_t>(expert) + 1];
         for (size_t expert = 1; expert < starts_.size(); ++expert) starts_[expert] += starts_[expert - 1];
         std::vector<int64_t> next(starts_);
-        for (size_t pair = 0; pair < taken.size(); ++pair) {
-            const int64_t place = next[static_cast<size_t>(taken[pair])]++;
+        for (size_t pair = 0; pair < experts_.size(); ++pair) {
+            const int64_t place = next[static_cast<size_t>(experts_[pair])]++;
             tokens_of_[static_cast<size_t>(place)] = static_cast<int64_t>(pair) / chosen;
             places_[pair] = place;
         }
@@ -80,15 +92,22 @@ public:
         return pieces;
     }
 
-    /// Adds to y [tokens, width] what pairs first..last-1 have made, [pairs, width], for one token.
-    void add(int64_t token, const float* made, int64_t first, int64_t last, int64_t width, float* y) const {
+    /// Adds to y [tokens, width] what pairs first..last-1 have made, [pairs, width], for one token; `biases`
+    /// [experts, width] are added to it before, unless they are null.
+    void add(int64_t token, const float* made, const float* biases, int64_t first, int64_t last, int64_t width,
+             float* y) const {
         for (int64_t pair = token * chosen_; pair < (token + 1) * chosen_; ++pair) {
             const int64_t place = places_[static_cast<size_t>(pair)];
             if (place < first || place >= last) continue;
             const float share = shares_[static_cast<size_t>(pair)];
             const float* const row = made + (place - first) * width;
             float* const target = y + token * width;
-            for (int64_t i = 0; i < width; ++i) target[i] += share * row[i];
+            if (biases == nullptr) {
+                for (int64_t i = 0; i < width; ++i) target[i] += share * row[i];
+                continue;
+            }
+            const float* const bias = biases + experts_[static_cast<size_t>(pair)] * width;
+            for (int64_t i = 0; i < width; ++i) target[i] += share * (row[i] + bias[i]);
         }
     }
 
@@ -114,14 +133,17 @@ private:
     }
 
     int64_t tokens_, chosen_;
-    std::vector<int64_t> starts_, tokens_of_, places_;
+    std::vector<int64_t> starts_;
+    std::vector<int64_t> experts_;    ///< of each token's pairs in turn
+    std::vector<int64_t> tokens_of_;  ///< of each pair, by expert
+    std::vector<int64_t> places_;     ///< of each token's pairs among those by expert
     std::vector<float> shares_;
 };
 
 class AnyExperts : public Kernel {
 public:
-    explicit AnyExperts(const Attributes& attributes)
-        : chosen_(attributes.integer("chosen", 1)), normalised_(attributes.flag("normalised")) {}
+    AnyExperts(const Attributes& attributes, bool clamped)
+        : chosen_(attributes.integer("chosen", 1)), normalised_(attributes.flag("normalised")), clamped_(clamped) {}
 
     void compute(Call& call) const override {
         const Kernels& set = kernels();  // one set per call: each orders rounded tokens in its own way
@@ -134,7 +156,8 @@ public:
         float* const y = call.output<float>(0);
         std::fill_n(y, tokens * width, 0.0f);
         if (tokens == 0) return;
-        const Routing routing = route(call, set, x, tokens, experts);
+        const std::optional<Clamping> clamping = clamping_of(call);
+        const Routing routing = route(call, set, x, tokens, experts, clamping ? clamping->router : nullptr);
         const int64_t most = std::min(routing.pairs(), kPairsAtOnce);
         const Scratch memory = aligned(most * (2 * width + 2 * inner) * int64_t{sizeof(float)});
         float* const rows = reinterpret_cast<float*>(memory.get());
@@ -148,11 +171,16 @@ public:
                 std::copy_n(x + routing.tokens()[pair] * width, width, rows + (pair - first) * width);
             }
             multiply(call, set, batch, rows, width, inner, {{kGate, gate}, {kUp, up}});
-            const GatedCall gated{gate, up, gate, inner, inner};
-            by_tokens(call, last - first, [&](int64_t begin, int64_t end) { set.gate(gated, begin, end); });
+            by_tokens(call, last - first, [&](int64_t begin, int64_t end) {
+                if (!clamping) return set.gate({gate, up, gate, inner, inner}, begin, end);
+                clamp(set, *clamping, batch, gate, up, inner, begin, end);
+            });
             multiply(call, set, batch, gate, inner, width, {{kDown, made}});
             by_tokens(call, tokens, [&](int64_t begin, int64_t end) {
-                for (int64_t token = begin; token < end; ++token) routing.add(token, made, first, last, width, y);
+                const float* const biases = clamping ? clamping->down : nullptr;
+                for (int64_t token = begin; token < end; ++token) {
+                    routing.add(token, made, biases, first, last, width, y);
+                }
             });
         }
     }
@@ -195,7 +223,37 @@ protected:
     }
 
 private:
-    Routing route(const Call& call, const Kernels& set, const float* x, int64_t tokens, int64_t experts) const {
+    std::optional<Clamping> clamping_of(const Call& call) const {
+        if (!clamped_) return std::nullopt;
+        const int64_t numbers = call.sizes()[Symbol::kOne];
+        require(numbers == 1, "gate_limit: expected 1 number, found ", numbers);
+        return Clamping{.router = call.input<float>("router_bias"),
+                        .gate = call.input<float>("gate_bias"),
+                        .up = call.input<float>("up_bias"),
+                        .down = call.input<float>("down_bias"),
+                        .limit = *call.input<float>("gate_limit"),
+                        .gain = *call.input<float>("gate_gain")};
+    }
+
+    /// Applies the clamped gate to rows first..last-1 of a batch, in place of `gate`.
+    static void clamp(const Kernels& set, const Clamping& clamping, const Batch& batch, float* gate, const float* up,
+                      int64_t inner, int64_t first, int64_t last) {
+        for (const Piece& piece : batch) {
+            const ClampedGateCall call{.gate = gate,
+                                       .up = up,
+                                       .gate_bias = clamping.gate + piece.expert * inner,
+                                       .up_bias = clamping.up + piece.expert * inner,
+                                       .target = gate,
+                                       .size = inner,
+                                       .limit = clamping.limit,
+                                       .gain = clamping.gain};
+            set.clamped_gate(call, std::max(first, piece.first), std::min(last, piece.first + piece.count));
+        }
+    }
+
+    /// Chooses the experts of all tokens; `biases` [experts] are added to the logits, unless they are null.
+    Routing route(const Call& call, const Kernels& set, const float* x, int64_t tokens, int64_t experts,
+                  const float* biases) const {
         std::vector<float> logits(static_cast<size_t>(tokens * experts));
         const int64_t width = call.sizes()[Symbol::kSymbolIn];
         by_tokens(call, tokens, [&](int64_t first, int64_t last) {
@@ -206,12 +264,14 @@ private:
                                      .in = width,
                                      .out = experts};
             set.multiply_narrow(product, 0, experts);
+            if (biases == nullptr) return;
+            for (int64_t i = 0; i < product.tokens * experts; ++i) product.y[i] += biases[i % experts];
         });
         return {logits.data(), tokens, experts, chosen_, normalised_};
     }
 
     int64_t chosen_;
-    bool normalised_;
+    bool normalised_, clamped_;
 };
 
 class Experts : public AnyExperts {
@@ -249,8 +309,8 @@ protected:
 
 class QuantisedExperts : public AnyExperts {
 public:
-    explicit QuantisedExperts(const Attributes& attributes)
-        : AnyExperts(attributes),
+    QuantisedExperts(const Attributes& attributes, bool clamped)
+        : AnyExperts(attributes, clamped),
           bits_(static_cast<int>(attributes.integer("bits"))),
           wide_(attributes.flag("wide_input")) {
         const int64_t block = attributes.integer("block");
@@ -312,14 +372,17 @@ private:
     bool wide_;
 };
 
-template <class Made>
+template <class Made, bool Clamped>
 std::unique_ptr<Kernel> make(const Attributes& attributes) {
-    return std::make_unique<Made>(attributes);
+    return std::make_unique<Made>(attributes, Clamped);
 }
 
 }  // namespace
 
-const Implementation kExpertsImplementation{schemas::kKvcExperts, make<Experts>};
-const Implementation kQuantisedExpertsImplementation{schemas::kKvcQuantisedExperts, make<QuantisedExperts>};
+const Implementation kExpertsImplementation{schemas::kKvcExperts, make<Experts, false>};
+const Implementation kClampedExpertsImplementation{schemas::kKvcClampedExperts, make<Experts, true>};
+const Implementation kQuantisedExpertsImplementation{schemas::kKvcQuantisedExperts, make<QuantisedExperts, false>};
+const Implementation kQuantisedClampedExpertsImplementation{schemas::kKvcQuantisedClampedExperts,
+                                                            make<QuantisedExperts, true>};
 
 }  // namespace kvc

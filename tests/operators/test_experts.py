@@ -20,7 +20,7 @@ from tests.graph.small_models import SingleNode
 
 
 def by_body(case: ExpertCase) -> np.ndarray:
-    node = SingleNode(body_of(case.bits, case.clamped), numbers_of(case))
+    node = SingleNode(body_of(case.bits, clamped=case.clamped is not None), numbers_of(case))
     return node(*case.inputs.values())["y"]
 
 

@@ -35,9 +35,7 @@ LAYOUT = Layout(
         "reallocate": 1,
         "budgeted_layers": 3,
         "squeeze_share": 0.5,
-        "gate_limit": 7.0,
         "kernel": 4,
-        "gate_gain": 1.7,
     },
 )
 

@@ -19,6 +19,7 @@ from kvc_trt.models.sharding import shards
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.native import native_name
 from kvc_trt.operators.registry import OPERATORS
+from kvc_trt.operators.softmax import SINK_LOGITS
 from tests.backends.tensorrt.weightless import weightless_graphs
 from tests.graph.small_models import resolve
 from tests.oracles.family_models import our_config, written
@@ -130,5 +131,6 @@ def test_models_without_caps_and_sinks_are_recorded_as_before(name: str) -> None
 
 def test_no_native_operator_replaces_attention_with_caps_or_sinks() -> None:
     every = {native_name(name, {}) for name in OPERATORS}
-    calls = [helper.make_node("KvcDenseAttention", [], [], domain=KVC_DOMAIN, softmax=code) for code in (0, 1, 2)]
+    inputs = [*(tensor.name for tensor in OPERATORS["KvcDenseAttention"].inputs), SINK_LOGITS]
+    calls = [helper.make_node("KvcDenseAttention", inputs, [], domain=KVC_DOMAIN, softmax=code) for code in (0, 1, 2)]
     assert [list(native_in([call], every)) for call in calls] == [["KvcDenseAttention"], [], []]

@@ -22,10 +22,13 @@ _BY_BODY = "_body"
 def native_in(nodes: Iterable[NodeProto], native: Collection[str]) -> Mapping[str, str]:
     """Return the operators of a graph that `native` computes, and the name of the native operator that does.
 
-    A library need not have an operator for every cache format, nor for bounds in fp8.
+    A library need not have an operator for every cache format, nor for bounds in fp8. Nodes of an older engine that
+    lack inputs which the operator has now keep their body.
     """
-    names = {node.op_type: native_name(node.op_type, _numbers(node)) for node in nodes if node.domain == KVC_DOMAIN}
-    return {operator: name for operator, name in names.items() if name in native}
+    own = [node for node in nodes if node.domain == KVC_DOMAIN]
+    names = {node.op_type: native_name(node.op_type, _numbers(node)) for node in own}
+    older = {node.op_type for node in own if node.op_type in OPERATORS and len(node.input) < len(_called(node).inputs)}
+    return {operator: name for operator, name in names.items() if name in native and operator not in older}
 
 
 def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:

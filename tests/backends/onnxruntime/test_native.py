@@ -39,7 +39,7 @@ def test_a_named_library_is_used(library: Path, monkeypatch: pytest.MonkeyPatch)
     assert found is not None
     assert "KvcDenseAttention" in found.operators
     assert found.describe() == f"native operators ({found.instructions})"
-    assert native.describe_choice() == f"{library}: 20 operators, {found.instructions}"
+    assert native.describe_choice() == f"{library}: 22 operators, {found.instructions}"
     assert native.native_operators("float16") is None
 
 

@@ -28,8 +28,6 @@ NUMBERS = {
     "reallocate": True,
     "budgeted_layers": 3,
     "squeeze_share": 0.35,
-    "gate_limit": 7.0,
-    "gate_gain": 1.7,
 }
 LAYOUT = Layout(HeadShape(4, 2, 16), 32, 4, "float32", numbers=NUMBERS)
 OF_A_GRAPH = {"Constant", "If", "Loop", "Range"}

@@ -19,7 +19,7 @@ from kvc_trt.models.config import ClampedGate, Experts
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK, dequantise, quantise
 from kvc_trt.models.weights import EXPERT_BIASES, EXPERT_MATRICES, ROUTER, ROUTER_BIAS
-from kvc_trt.operators.experts import MATRICES
+from kvc_trt.operators.experts import GATE_GAIN, GATE_LIMIT, MATRICES
 from kvc_trt.reference.model.experts import mixed, routed
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.rankings.array_errors import maximum_error
@@ -117,6 +117,8 @@ def expert_case(
         if ties:
             drawn["router_bias"][:] = 0
         inputs |= drawn
+        numbers = {GATE_LIMIT: clamped.limit, GATE_GAIN: clamped.gain}
+        inputs |= {name: np.array([value], np.float32) for name, value in numbers.items()}
         names = zip((ROUTER_BIAS, *EXPERT_BIASES), drawn.values(), strict=True)
         weights |= {name: values.astype(np.float32).reshape(-1) for name, values in names}
     return ExpertCase(part, bits, inputs, x.astype(np.float32), weights, clamped)
