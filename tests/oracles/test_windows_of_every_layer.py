@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,9 +25,10 @@ from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sharding import shards
+from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.oracles.answers import STEPS, answer_of
-from tests.oracles.family_models import SHAPE, our_config, written
+from tests.oracles.family_models import SHAPE, our_config, their_config, written
 
 WINDOW = 64
 LENGTH = 200
@@ -113,6 +115,18 @@ def test_policies_act_on_the_layer_that_attends_to_everything(
     with Engine.open(tmp_path / "engine", threads=1) as engine:
         report = engine.verify(level="quick", steps=4, samples=2)
         assert report.passed, report.failures
+
+
+@pytest.mark.parametrize("first", [0, 1, 3, 4, 28])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen2-moe", "smollm3"])
+def test_layers_slide_where_transformers_lets_them_without_layer_types(name: str, first: int) -> None:
+    """Files of earlier releases have `max_window_layers` alone; SmolLM3 slides where it does not rotate."""
+    own = {"no_rope_layers": [1, 0, 0, 1]} if name == "smollm3" else {}
+    changes = {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": first}
+    fields = json.loads(their_config(name, **changes, **own).to_json_string())
+    slides = tuple(WINDOW if kind == "sliding_attention" else 0 for kind in fields.pop("layer_types"))
+    found = parse_config(fields, name).windows(288)
+    assert (found or (0,) * 4) == slides
 
 
 @settings(deadline=None, max_examples=25)
