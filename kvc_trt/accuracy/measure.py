@@ -23,7 +23,6 @@ from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.questions import ModelVocabulary, QuestionSet, ask
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import longest_sequence
 from kvc_trt.progress import Advance, NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet
 
@@ -268,7 +267,7 @@ def _ask_all(
 
 
 def _check_lengths(model: ModelUnderTest, groups: Sequence[QuestionGroup]) -> None:
-    longest, asked = longest_sequence(model.config), max(group.length for group in groups)
+    longest, asked = model.config.max_position_embeddings, max(group.length for group in groups)
     if asked > longest:
         raise InputError(
             f"--lengths {asked}: the model takes at most {longest} tokens", hint=f"--lengths {longest}, or shorter"

@@ -33,7 +33,6 @@ from kvc_trt.backends.probes import INSTALL_VERIFY, has_torch, require_torch
 from kvc_trt.engine.verification import Verification, record_verification
 from kvc_trt.errors import InputError
 from kvc_trt.kernels import use_library
-from kvc_trt.models.config import longest_sequence
 from kvc_trt.progress import Progress
 from kvc_trt.tasks.own.fitting import Truncate
 from kvc_trt.tasks.own.reader import read_data_file
@@ -110,7 +109,7 @@ def measure_policies(
     names = policies_of(policies) if has_torch() else _without_torch(policies, progress)
     chosen = variants(names, budgets or budgets_of(model))  # names are checked before weights are read
     with open_model(model, checkpoint=checkpoint, weights=weights, progress=progress) as opened:
-        longest = longest_of(model) if asked.data is None else longest_sequence(opened.config)
+        longest = longest_of(model) if asked.data is None else opened.config.max_position_embeddings
         return _measured(opened, chosen, longest, asked, draw, Path(model).name, progress)
 
 

@@ -13,7 +13,7 @@ from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import AUTO
-from kvc_trt.models.config import ModelConfig, longest_sequence
+from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, NoDrafts, NoTurns
 
@@ -90,7 +90,7 @@ class Program:
             all_logits=self.all_logits,
             draft_tokens=0 if self.draft is None else self.draft_tokens,
             no_drafts=self._no_drafts,
-            model_positions=longest_sequence(self.model),
+            model_positions=self.model.max_position_embeddings,
         )
 
     @property

@@ -68,11 +68,6 @@ def assembled(
 def check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights) -> None:
     """Raise InputError for parameters that the model or the weight file cannot serve."""
     length = parameters.max_sequence_len
-    if config.sliding_window is not None and length > config.sliding_window:
-        raise InputError(
-            f"sequence length {length}: expected at most the model's sliding window of {config.sliding_window}",
-            hint="lower --max-input-len or --max-output-len",
-        )
     if weights.bits is not None and EMBEDDING + PACKED not in weights:
         raise InputError(
             f"{weights.location}: quantised by an older version, which new graphs cannot read",

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kvc_trt.lazy import lazy_names
-from kvc_trt.models.config import ModelConfig, RopeScaling, check_length, longest_sequence
+from kvc_trt.models.config import ModelConfig, RopeScaling, check_length, longest_compressible
 
 if TYPE_CHECKING:
     from kvc_trt.models.presets import Preset, list_presets, load_preset
@@ -19,5 +19,5 @@ __all__ = [
     "check_length",
     "list_presets",
     "load_preset",
-    "longest_sequence",
+    "longest_compressible",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from kvc_trt.errors import InputError
@@ -251,6 +251,7 @@ class ModelConfig:
     output_bias: bool
     qk_norm: bool
     sliding_window: int | None
+    """The window of every layer; None if some attend to everything, and layers then have windows of their own."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     description: ModelDescription = field(default=ModelDescription(), repr=False)
@@ -269,7 +270,8 @@ class ModelConfig:
 
     def attention(self, layer: int) -> Attention:
         """Return the attention of a layer."""
-        return self.description.attention[layer % len(self.description.attention)]
+        one = self.description.attention[layer % len(self.description.attention)]
+        return one if self.sliding_window is None else replace(one, window=self.sliding_window)
 
     def experts(self, layer: int) -> Experts | None:
         """Return the experts of a layer; None if its feed-forward block is dense."""
@@ -311,30 +313,23 @@ class ModelConfig:
         return self.num_attention_heads // self.num_key_value_heads
 
 
-def longest_sequence(config: ModelConfig) -> int:
-    """Return the longest sequence over which the model attends to every token.
+def longest_compressible(config: ModelConfig) -> int:
+    """Return the longest sequence in which some layer attends to every token: beyond it, a policy acts on none.
 
     With a sliding window W each token sees itself and the W - 1 before it, so W tokens still see all.
     """
-    window = config.sliding_window
-    return config.max_position_embeddings if window is None else min(window, config.max_position_embeddings)
+    windows = [config.attention(layer).window for layer in config.cached_layers]
+    positions = config.max_position_embeddings
+    return min([positions, max(window or positions for window in windows)]) if windows else positions
 
 
 def check_length(config: ModelConfig, max_sequence_len: int, max_output_len: int = 0) -> None:
     """Raise `InputError` where a sequence (prompt and answer) is longer than the model was made for.
 
-    Beyond a sliding window the whole sequence is refused: such a model does not attend to a compressed cache of every
-    token. `max_position_embeddings` (after rotary scaling, as config.json states it) limits the prompt; the last
+    `max_position_embeddings` (after rotary scaling, as config.json states it) limits the prompt; the last
     `max_output_len` tokens may run past it, as they may in `transformers`.
     """
-    longest_prompt = max_sequence_len - max_output_len
-    window, positions = config.sliding_window, config.max_position_embeddings
-    if window is not None and max_sequence_len > window:
-        raise InputError(
-            f"prompt and answer may take {max_sequence_len} tokens together; {config.architecture} attends to a "
-            f"sliding window of {window} tokens, and attention over everything equals it only up to that length",
-            hint=f"--max-input-len {max(1, window - max_output_len)}",
-        )
+    longest_prompt, positions = max_sequence_len - max_output_len, config.max_position_embeddings
     scaling = config.rotary_scaling
     if scaling is not None and scaling.kind == "dynamic" and max_sequence_len > positions:
         raise InputError(

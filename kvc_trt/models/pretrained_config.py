@@ -13,7 +13,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import LongRope, ModelConfig, ModelDescription, RotaryScaling, Yarn
-from kvc_trt.models.family import ACTIVATIONS, families
+from kvc_trt.models.family import ACTIVATIONS, Count, families
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.validation import ForeignSchema, validated, validated_document
 
@@ -33,6 +33,7 @@ class _PretrainedConfig(ForeignSchema):
     """The fields that follow from the architecture; the others are validated as Hugging Face's."""
 
     architecture: str
+    num_hidden_layers: Count
     qkv_bias: bool
     output_bias: bool
     qk_norm: bool
@@ -81,11 +82,14 @@ def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConf
     translated.setdefault("sliding_window", None)
     translated["attention_bias"] = fields.qkv_bias
     translated["mlp_bias"] = described.feed_forward.bias
-    translated["use_sliding_window"] = fields.sliding_window is not None
+    windows = (fields.sliding_window, *(one.window for one in described.attention))
+    translated["use_sliding_window"] = any(window is not None for window in windows)
     if isinstance(scaling := mapping.get("rotary_scaling"), Mapping):
         translated["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
     family = families().get(fields.architecture)
     if family is not None:
+        if fields.sliding_window is not None and "layer_types" in family.fields.model_fields:
+            translated["layer_types"] = ["sliding_attention"] * fields.num_hidden_layers
         if family.rotary_fraction is not None:
             translated["partial_rotary_factor"] = _share(described.rotary_channels, mapping.get("head_size"))
         translated |= family.fields_of(described)

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.models.config import LongRope, ModelConfig, RopeScaling, Yarn, longest_sequence
+from kvc_trt.models.config import LongRope, ModelConfig, RopeScaling, Yarn
 
 Float32Array = NDArray[np.float32]
 
@@ -67,7 +67,7 @@ def rotary_choice(config: ModelConfig, longest: int) -> str | None:
 
 def longest_alike(config: ModelConfig, longest: int) -> int:
     """Return the longest sequence of which an engine rotates as one does whose longest has `longest` tokens."""
-    scaling, whole = config.rotary_scaling, longest_sequence(config)
+    scaling, whole = config.rotary_scaling, config.max_position_embeddings
     if not isinstance(scaling, LongRope) or longest > scaling.original_max_position_embeddings:
         return whole
     return min(whole, scaling.original_max_position_embeddings)

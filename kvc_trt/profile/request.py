@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
-from kvc_trt.models.config import ModelConfig, longest_sequence
+from kvc_trt.models.config import ModelConfig
 
 DEFAULT_POINTS = 5
 LEAST_DEFAULT_CONTEXT = 128
@@ -42,7 +42,7 @@ def default_contexts(parameters: PolicyParameters) -> tuple[int, ...]:
 
 def check_contexts(contexts: tuple[int, ...], parameters: PolicyParameters, model: ModelConfig) -> tuple[int, ...]:
     """Return the contexts in ascending order; InputError for one that the engine does not support."""
-    longest = longest_sequence(model)
+    longest = model.max_position_embeddings
     for context in contexts:
         if not 1 <= context <= parameters.max_input_len:
             raise InputError(

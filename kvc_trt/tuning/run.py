@@ -17,7 +17,6 @@ from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.backends.probes import has_torch, require_torch
 from kvc_trt.errors import InputError
 from kvc_trt.models.cache_formats import AUTO
-from kvc_trt.models.config import longest_sequence
 from kvc_trt.profile.model_size import cache_itemsize
 from kvc_trt.profile.traffic import cache_bytes
 from kvc_trt.progress import Progress
@@ -52,7 +51,7 @@ def tune_model(
     vocabulary = ModelVocabulary(chosen.tokenizer, chosen.config.vocab_size, chosen.template)
     if vocabulary.tokenizer is None:
         raise InputError(f"{asked.data} is text, and the model has no tokenizer")
-    length = prompts.length(vocabulary, framing, longest_sequence(chosen.config), progress)
+    length = prompts.length(vocabulary, framing, chosen.config.max_position_embeddings, progress)
     room = Room(length - prompts.room, prompts.room)
     found = _fitting(chosen, names, room, asked)
     groups = groups_of(prompts, length, framing)

@@ -340,6 +340,30 @@ def test_linear_layers_are_there_without_a_cache(capsys):
     assert len(layers) == 32
 
 
+def test_a_plan_says_that_every_layer_keeps_its_window(capsys):
+    command = ["plan", "--model", "mistral-7b-v0.1", "--policy", "full", "--max-output-len", "128", "--max-input-len"]
+    said = "32 of 32 layers slide and keep their window of 4096 tokens exactly"
+    assert run([*command, "3968"]) == 0
+    printed = capsys.readouterr().out
+    assert said not in printed
+    assert "4,096  derived: cache slots per compressed layer" in printed
+    assert run([*command, "16384"]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert "derived: cache slots" not in printed  # no layer is compressed
+    assert run([*command, "16384", "--json"]) == 0
+    cache = json.loads(capsys.readouterr().out)["cache"]
+    assert cache["full_bytes_per_row"] == cache["compressed_bytes_per_row"] == 512 << 20
+
+
+def test_a_comparison_past_the_window_of_every_layer_has_the_whole_cache_alone(capsys):
+    command = ["plan", "--model", "mistral-7b-v0.1", "--max-input-len", "16384", "--compare", "--json"]
+    assert run(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["policy"] for one in found["policies"] if "not_applicable" not in one] == ["full"]
+    assert {one["stored_share"] for one in found["policies"] if "not_applicable" not in one} == {1.0}
+
+
 def test_plan_says_that_dense_until_auto_is_measured_at_build(capsys):
     assert run([*COMMAND, "--set", "dense_until=auto"]) == 0
     assert "measured when the engine is built" in capsys.readouterr().out
@@ -354,7 +378,11 @@ def test_plan_says_that_dense_until_auto_is_measured_at_build(capsys):
         (["plan", "--model", "llama3.1-8b", "--token-budget", "8"], "16"),
         (["plan", "--model", "llama3.1-8b", "--set", "pagesize=4"], "page_size"),
         (["plan", "--model", "llama3.1-8b", "--backend", "tensorrt", "--weights", "int4"], "int4"),
-        (["plan", "--model", "mistral-7b-v0.1", "--max-input-len", "16000"], "sliding window"),
+        (
+            ["plan", "--model", "mistral-7b-v0.1", "--max-input-len", "16000"],
+            "MistralForCausalLM 32 of 32 slide in sequences of 16128 tokens\nhint: --policy full, with which each "
+            "keeps its window, or sequences of at most 4096 tokens",
+        ),
     ],
 )
 def test_mistakes_are_reported_in_one_line_with_exit_code_2(arguments, expected, capsys):

@@ -151,14 +151,6 @@ def test_a_tensor_that_padding_separates_is_joined_in_the_graph(tmp_path):
     open_session(decode, tmp_path)
 
 
-def test_a_sequence_longer_than_the_sliding_window_is_refused(weights_of):
-    model = replace(LLAMA, sliding_window=200)
-    parameters = resolve("full")
-    for build in (build_prefill, build_decode):
-        with pytest.raises(InputError, match="sliding window of 200"):
-            build(model, parameters, weights=weights_of("llama"))
-
-
 def test_weights_that_an_older_version_quantised_are_refused(weights_of, monkeypatch):
     weights = weights_of("qwen2", "int4")
     monkeypatch.setattr(

@@ -146,7 +146,11 @@ def test_a_prompt_that_fits_is_kept_whole() -> None:
         ({"top_k": 0}, "top_k is 0"),
         ({"dense_until": -1}, "dense_until is -1"),
         ({"skip_layers": 33}, "skip_layers is 33"),
-        ({"model": replace(MODEL, sliding_window=4096), "n": 4000}, "sliding window of 4096 tokens"),
+        (
+            {"model": replace(MODEL, sliding_window=4096), "n": 4000},
+            "policy rocketkv compresses layers of full attention, and in LlamaForCausalLM 32 of 32 slide in sequences "
+            "of 4128 tokens",
+        ),
     ],
 )
 def test_inconsistent_settings_are_refused(wrong: dict[str, Any], message: str) -> None:

@@ -71,8 +71,16 @@ def test_sliding_windows_follow_each_familys_rule(tiny_config, tiny_fields):
     assert tiny_config(**mistral).sliding_window == 4096  # an absent field is Mistral's default, not "none"
     with pytest.raises(InputError, match="sliding_window is 64, expected null for LlamaForCausalLM"):
         tiny_config(sliding_window=64)
-    qwen = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
-    assert tiny_config(**qwen, sliding_window=64).sliding_window == 64
+    for name in ("Qwen2", "Qwen3"):
+        qwen = {"architectures": [f"{name}ForCausalLM"], "use_sliding_window": True}
+        assert tiny_config(**qwen, max_window_layers=0).sliding_window == 4096
+        assert tiny_config(**qwen, max_window_layers=0, sliding_window=64).sliding_window == 64
+        assert tiny_config(**qwen, sliding_window=64).windows(256) is None  # the first 28 layers have none
+        assert tiny_config(**qwen, sliding_window=64, max_window_layers=1).windows(256) == (0, 64)
+        listed = ["sliding_attention", "full_attention"]
+        assert tiny_config(**qwen, sliding_window=64, layer_types=listed).windows(256) == (64, 0)
+        with pytest.raises(InputError, match="layer_types has 1 names, expected one for each of 2 layers"):
+            tiny_config(**qwen, layer_types=listed[:1])
 
 
 @pytest.mark.parametrize(

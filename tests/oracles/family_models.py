@@ -29,12 +29,35 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
     "mistral": ("Mistral", {"sliding_window": 900}),
+    "mistral-past-its-window": ("Mistral", {"sliding_window": 64}),
     "qwen2": ("Qwen2", {}),
+    "qwen2-past-its-window": (
+        "Qwen2",
+        {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0},
+    ),
+    "qwen2-two-layers-past-their-window": (
+        "Qwen2",
+        {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-past-its-window": (
+        "Qwen3",
+        {
+            "head_dim": 32,
+            "use_sliding_window": True,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "phi3": ("Phi3", {}),
+    "phi3-past-its-window": ("Phi3", {"sliding_window": 47}),
     "phi3-longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": ORIGINAL_LENGTH}),
     "phi4-mini": ("Phi3", {"partial_rotary_factor": 0.67, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
+    "smollm3-past-its-window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 64},
+    ),
     "glm": ("Glm", {"head_dim": 16}),
     "glm4": ("Glm4", {"head_dim": 16}),
     "gpt-neox": ("GPTNeoX", {"num_key_value_heads": 4}),
@@ -43,6 +66,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
     ),
     "starcoder2": ("Starcoder2", {"sliding_window": 900}),
+    "starcoder2-past-its-window": ("Starcoder2", {"sliding_window": 64}),
     "olmo2": ("Olmo2", {}),
     "granite": (
         "Granite",
@@ -131,6 +155,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "mixtral-past-its-window": ("Mixtral", {"num_local_experts": 4, "sliding_window": 64}),
     "gpt-oss": (
         "GptOss",
         {
@@ -172,6 +197,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
+    "qwen2-moe-past-its-window": (
+        "Qwen2Moe",
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "use_sliding_window": True,
+            "sliding_window": 64,
+            "max_window_layers": 3,
+        },
+    ),
     "qwen3-next": (
         "Qwen3Next",
         {
@@ -203,6 +241,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 3,
             "mlp_only_layers": [1],
             "head_dim": 32,
+        },
+    ),
+    "qwen3-moe-past-its-window": (
+        "Qwen3Moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "head_dim": 32,
+            "use_sliding_window": True,
+            "sliding_window": 64,
         },
     ),
 }

@@ -20,9 +20,10 @@ ARCHITECTURES = {
     "Granite": "granite", "Cohere": "command-r", "Cohere2": "cohere2", "Falcon": "falcon", "GPTNeoX": "gptneox",
     "Glm4": "glm4", "GptOss": "gpt-oss", "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Mixtral": "llama",
     "SmolLM3": "smollm3", "Qwen2": "qwen2", "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe",
+    "Mistral": "mistral",
 }  # fmt: skip
 """Prefix of transformers' class -> `general.architecture`."""
-_INTERLEAVED = ("Olmo", "Granite", "Mixtral", "SmolLM3")
+_INTERLEAVED = ("Olmo", "Granite", "Mistral", "Mixtral", "SmolLM3")
 """Families whose queries and keys the converter brings into the order of neighbouring pairs."""
 _ALWAYS_FLOATS = re.compile(r"\.ffn_gate_inp|\.ssm_conv1d|\.bias$")
 _WITH_LINEAR_LAYERS = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
@@ -69,7 +70,8 @@ def write_gguf(
         if value is not None and key not in without:
             _add(writer, f"{architecture}.{key}", value)
     _add_tokenizer(writer, config)
-    number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    llama = gguf.MODEL_ARCH.LLAMA  # whose names the tensors of Mistral have
+    number = next((one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), llama)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     stored = load_file(directory / "model.safetensors")
     joined = {name: stored.pop(name) for name in list(stored) if first_converter and ".in_proj_qkvz." in name}
@@ -215,6 +217,7 @@ def _of_experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 _FAMILY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Phi3": _of_phi3, "Gemma2": _of_gemma2, "Gemma3": _of_gemma3, "Olmo3": _of_olmo3, "Granite": _of_granite,
+    "Mistral": lambda config: {"attention.sliding_window": config["sliding_window"]},
     "Cohere": _of_cohere, "Cohere2": _of_cohere2, "Falcon": _of_falcon, "GPTNeoX": _of_gpt_neox, "GptOss": _of_gpt_oss,
     "Qwen3Next": _of_linear_layers, "Qwen3_5": _of_linear_layers, "Qwen3_5Moe": _of_linear_layers,
     "Qwen2Moe": _of_experts, "Qwen3Moe": _of_experts, "Olmo": lambda _config: {"attention.layer_norm_epsilon": 1e-5},

@@ -35,7 +35,8 @@ ROUNDED_INPUT = 0.04
 FILES: dict[str, dict[str, Any]] = {
     "qwen2": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
                                   "original_max_position_embeddings": 256}},
-    "phi3": {"sliding_window": 900}, "phi3-longrope": {}, "phi4-mini": {}, "olmo": {}, "olmo2": {}, "olmo3": {},
+    "phi3": {"sliding_window": 900}, "phi3-past-its-window": {}, "phi3-longrope": {}, "phi4-mini": {},
+    "mistral-past-its-window": {}, "olmo": {}, "olmo2": {}, "olmo3": {},
     "gemma2": {"query_pre_attn_scalar": 16, "tie_word_embeddings": True, "num_hidden_layers": 12,
                "attn_logit_softcapping": 5.0}, "gemma3": {"query_pre_attn_scalar": 16},
     "granite": {}, "command-r": {}, "command-r7b-past-its-window": {},
@@ -69,8 +70,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
 
 def test_every_gguf_architecture_is_tested_with_a_file() -> None:
-    """Files of Llama, Mistral, Qwen3 and StarCoder2 are those of tests/models/gguf."""
-    others = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Starcoder2ForCausalLM"}
+    """Files of Llama, Qwen3 and StarCoder2 are those of tests/models/gguf."""
+    others = {"LlamaForCausalLM", "Qwen3ForCausalLM", "Starcoder2ForCausalLM"}
     written_here = {f"{MODELS[name][0]}ForCausalLM" for name in FILES}
     assert written_here == {name for name, one in families().items() if one.gguf is not None} - others
 

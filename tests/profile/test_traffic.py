@@ -100,6 +100,6 @@ def test_where_every_layer_slides_a_row_is_read_as_one_of_them():
     model = load_preset("gemma-3-12b").config
     sliding = dataclasses.replace(model.description, attention=(model.attention(0),) * model.num_hidden_layers)
     model = dataclasses.replace(model, description=sliding)
-    parameters = resolve("snapkv-gqa", model=model, token_budget=512, max_input_len=8192, max_output_len=128)
+    parameters = resolve("full", model=model, token_budget=None, max_input_len=8192, max_output_len=128)
     traffic = row_traffic(model, parameters, 2, 8192)
     assert (traffic.entries, traffic.pairs) == (1024, 1024)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from kvc_trt.models.config import longest_sequence
+from kvc_trt.models.config import longest_compressible
 from kvc_trt.models.presets import build_configs_directory, load_preset
 from tests.dense_presets import dense_presets
 
@@ -90,7 +90,7 @@ def test_logits_at_the_true_shape_of_a_preset_equal_transformers(
     preset = replace(load_preset(name).config, **{**CHANGED, "num_hidden_layers": layers})
     assert preset == replace(pair.config, **CHANGED)
 
-    far = min(20_000, longest_sequence(pair.config) - 3)
+    far = min(20_000, longest_compressible(pair.config) - 3)
     ids = torch.randint(0, 1000, (16,), generator=torch.Generator().manual_seed(3))
     decoder = pair.decoder("full", 16, far, 3)
     first, cache = decoder.prefill(ids[None, :13], torch.tensor([13]))

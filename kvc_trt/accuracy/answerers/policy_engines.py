@@ -27,7 +27,7 @@ from kvc_trt.files.cache import scratch_directory
 from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.weights import EngineWeights, GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
-from kvc_trt.models.config import ModelConfig, longest_sequence
+from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.rope import longest_alike
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.chat.template import ChatTemplate
@@ -136,7 +136,7 @@ class PolicyEngines:
         self._directory, self._file = directory, HeldFile(directory / WEIGHTS_FILE)
         self._backend = program_backend()
         self._threads = threads or usable_cores()
-        self._stored = {longest_sequence(chosen.config): self._opened(self._file)}
+        self._stored = {chosen.config.max_position_embeddings: self._opened(self._file)}
         """Weight files by the number of positions of their rotary tables."""
         self.workers = 1 if threads is None else max(1, usable_cores() // threads)
         copied = GraphWeights(self._file).quantised
@@ -268,5 +268,5 @@ def loaded_model(
 ) -> Iterator[PolicyEngines]:
     """Write the weights of a model once, for as long as it is used; `threads` as for `PolicyEngines`."""
     with scratch_directory("accuracy") as directory:
-        chosen.write(directory / WEIGHTS_FILE, longest_sequence(chosen.config), progress)
+        chosen.write(directory / WEIGHTS_FILE, chosen.config.max_position_embeddings, progress)
         yield PolicyEngines(chosen, directory, threads=threads)

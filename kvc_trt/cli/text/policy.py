@@ -24,14 +24,14 @@ def describe_parameters(parameters: PolicyParameters) -> str:
         parts.append(f"the cache is in {parameters.kv_cache}")
     if parameters.skip_layers:
         parts.append(f"the first {parameters.skip_layers} layers are not compressed")
-    if parameters.layer_windows is not None:
-        parts.append(_sliding(parameters.layer_windows))
+    if parameters.layer_windows is not None and not all(parameters.layer_windows):
+        parts.append(sliding_layers(parameters.layer_windows))
     if parameters.linear_layers is not None:
         parts.append(f"{len(parameters.linear_layers)} layers are linear, with a state of constant size")
     return "; ".join(parts)
 
 
-def _sliding(windows: Sequence[int]) -> str:
+def sliding_layers(windows: Sequence[int]) -> str:
     """Say which layers keep the model's own windows."""
     sizes = sorted(set(filter(None, windows)))
     span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
@@ -65,6 +65,8 @@ def _retrieval(parameters: PolicyParameters) -> list[str]:
 
 
 def _kept(parameters: PolicyParameters) -> str:
+    if parameters.layer_windows is not None and all(parameters.layer_windows):
+        return sliding_layers(parameters.layer_windows)
     if parameters.evicts_while_decoding:
         return _kept_while_decoding(parameters)
     if not parameters.eviction.evicts:

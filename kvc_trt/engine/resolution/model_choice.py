@@ -12,7 +12,7 @@ from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.files.atomic import write_whole
 from kvc_trt.files.cache import cache_root
-from kvc_trt.models.config import ModelConfig, Yarn, longest_sequence
+from kvc_trt.models.config import ModelConfig, Yarn, longest_compressible
 from kvc_trt.models.formats import (
     AnyCheckpoint,
     int4_layout_of,
@@ -191,7 +191,7 @@ def _fetch(choice: ModelChoice, config: BuildConfig) -> tuple[Path, str]:
 
 
 def _general_defaults(config: ModelConfig) -> dict[str, Any]:
-    longest = max(1, longest_sequence(config) - DEFAULT_OUTPUT_LEN)
+    longest = max(1, longest_compressible(config) - DEFAULT_OUTPUT_LEN)
     return {
         "token_budget": DEFAULT_TOKEN_BUDGET,
         "max_input_len": min(LONGEST_DEFAULT_INPUT, longest),

@@ -160,7 +160,7 @@ def _conversation(inputs: PolicyInputs) -> None:
     if "max_conversation_len" not in inputs.overrides:
         return
     model, least = inputs.model, inputs.max_input_len + inputs.max_output_len
-    most = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
+    most = model.max_position_embeddings
     check_integer("max_conversation_len", inputs.overrides["max_conversation_len"], 1)
     if not least <= inputs.overrides["max_conversation_len"] <= max(least, most):
         raise InputError(

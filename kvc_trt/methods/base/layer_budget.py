@@ -57,7 +57,8 @@ def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> Pol
 def with_layer_kinds(parameters: PolicyParameters, inputs: PolicyInputs) -> PolicyParameters:
     """Return `parameters` with the windows of the model's sliding layers, and with its linear layers.
 
-    InputError if the policy divides a budget: a division among layers would count those to which none is given.
+    InputError if the policy divides a budget: a division among layers would count those to which none is given. So too
+    if it compresses, and every layer slides: each ring holds what the model attends to, and nothing is left to choose.
     """
     linear, layers = inputs.model.linear_layers, inputs.model.num_hidden_layers
     if linear:
@@ -67,6 +68,12 @@ def with_layer_kinds(parameters: PolicyParameters, inputs: PolicyInputs) -> Poli
         longest = min(filter(None, windows))
         shorter = f", or sequences of at most {longest} tokens" if inputs.model.windows(longest) is None else ""
         sliding = f"{sum(map(bool, windows))} of {layers} slide in sequences of {parameters.max_sequence_len} tokens"
+        if all(windows) and parameters.compresses:
+            raise InputError(
+                f"policy {parameters.policy} compresses layers of full attention, and in {inputs.model.architecture} "
+                f"{sliding}",
+                hint=f"--policy full, with which each keeps its window{shorter}",
+            )
         _check_undivided(parameters, inputs, sliding, shorter)
     return replace(parameters, layer_windows=windows, linear_layers=linear or None)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import ModelDescription
-from kvc_trt.models.families.qwen2 import QwenFields, window_of
+from kvc_trt.models.families.qwen2 import QwenFields, by_layer
 from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.fields.experts import (
     QWEN_GGUF_KEYS,
@@ -18,6 +18,7 @@ from kvc_trt.models.fields.experts import (
     qwen_fields_of_gguf,
     qwen_stacks_of,
 )
+from kvc_trt.models.fields.sliding import fields_of_windows
 from kvc_trt.models.gguf.keys import GgufKeys
 
 
@@ -28,11 +29,13 @@ class _Fields(QwenFields, QwenExpertFields):
 
 def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     experts = experts_of(fields, fields.shared_expert_intermediate_size)
-    return {
-        "qkv_bias": fields.qkv_bias,
-        "sliding_window": window_of(fields),
-        "description": ModelDescription(experts=experts),
-    }
+    # Not as in Qwen2: every second of the first layers slides.
+    otherwise = [layer % 2 == 0 and layer < fields.max_window_layers for layer in range(fields.num_hidden_layers)]
+    return {"qkv_bias": fields.qkv_bias, **by_layer(fields, ModelDescription(experts=experts), otherwise)}
+
+
+def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
+    return {**qwen_fields_of(description), **fields_of_windows(description)}
 
 
 def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
@@ -47,8 +50,8 @@ QWEN2_MOE = Family(
     architecture="Qwen2MoeForCausalLM",
     fields=_Fields,
     describe=_describe,
-    fields_of=qwen_fields_of,
-    harmless=frozenset({"max_window_layers", "output_router_logits", "router_aux_loss_coef"}),
+    fields_of=_fields_of,
+    harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),
     absent_kv_heads=16,
     stacks=qwen_stacks_of,
     gguf=GgufArchitecture(("qwen2moe",), keys=QWEN_GGUF_KEYS, fields=_fields_of_gguf),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.models.families.qwen2 import QwenFields, window_of
+from kvc_trt.models.config import ModelDescription
+from kvc_trt.models.families.qwen2 import QwenFields, after_first_layers, by_layer
 from kvc_trt.models.family import BesideImages, Family, GgufArchitecture
+from kvc_trt.models.fields.sliding import fields_of_windows
 
 
 class _Fields(QwenFields):
@@ -15,14 +17,15 @@ class _Fields(QwenFields):
 
 def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     biased = fields.attention_bias
-    return {"qk_norm": True, "qkv_bias": biased, "output_bias": biased, "sliding_window": window_of(fields)}
+    windows = by_layer(fields, ModelDescription(), after_first_layers(fields))
+    return {"qk_norm": True, "qkv_bias": biased, "output_bias": biased, **windows}
 
 
 QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
     fields=_Fields,
     describe=_describe,
-    harmless=frozenset({"max_window_layers"}),
+    fields_of=fields_of_windows,
     absent_kv_heads=32,
     absent_head_size=128,
     beside_images=BesideImages(

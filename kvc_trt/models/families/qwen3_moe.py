@@ -42,7 +42,7 @@ QWEN3_MOE = Family(
     fields=_Fields,
     describe=_describe,
     fields_of=qwen_fields_of,
-    harmless=frozenset({"max_window_layers", "output_router_logits", "router_aux_loss_coef"}),
+    harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),
     absent_kv_heads=4,
     stacks=qwen_stacks_of,
     gguf=GgufArchitecture(("qwen3moe",), keys=QWEN_GGUF_KEYS, fields=_fields_of_gguf),

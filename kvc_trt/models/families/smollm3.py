@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from kvc_trt.models.config import Attention, FeedForward, ModelDescription
-from kvc_trt.models.families.qwen2 import QwenFields, window_of
+from kvc_trt.models.families.qwen2 import QwenFields, by_layer
 from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.fields.rotary import Base
+from kvc_trt.models.fields.sliding import fields_of_windows
 
 
 class _Fields(QwenFields):
+    absent_window: ClassVar[int | None] = None
     attention_bias: bool = False
     mlp_bias: bool = False
     no_rope_layers: list[Annotated[int, Field(ge=0, le=1)]] | None = None
@@ -29,16 +31,17 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(rotating) < layers:
         raise ValueError(f"no_rope_layers has {len(rotating)} numbers, expected one for each of {layers} layers")
     attention = tuple(Attention(rotary=bool(one)) for one in rotating[:layers])
+    description = ModelDescription(attention=attention, feed_forward=FeedForward(bias=fields.mlp_bias))
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "sliding_window": window_of(fields),
-        "description": ModelDescription(attention=attention, feed_forward=FeedForward(bias=fields.mlp_bias)),
+        **by_layer(fields, description, [not one.rotary for one in attention]),
     }
 
 
 def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
-    return {"no_rope_layers": [int(one.rotary) for one in description.attention]}
+    rotating = [int(one.rotary) for one in description.attention]
+    return {"no_rope_layers": rotating, **fields_of_windows(description)}
 
 
 SMOLLM3 = Family(

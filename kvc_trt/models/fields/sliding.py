@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -40,6 +40,25 @@ def attention_by_layer(
         raise ValueError("sliding_window is null, expected a number of tokens: layer_types has sliding layers")
     own = replace(sliding, window=window)
     return tuple(own if kind == "sliding_attention" else full for kind in kinds)
+
+
+def with_windows(description: ModelDescription, slides: Sequence[bool], window: int | None) -> dict[str, Any]:
+    """Return `sliding_window` and `description` of a model in which the layers that `slides` marks have a window.
+
+    It is the model's if they are all layers, and otherwise stands in the attention of each.
+    """
+    if window is None or not any(slides) or all(slides):
+        return {"sliding_window": window if any(slides) else None, "description": description}
+    parts = description.attention
+    attention = tuple(
+        replace(parts[layer % len(parts)], window=window if one else None) for layer, one in enumerate(slides)
+    )
+    return {"sliding_window": None, "description": replace(description, attention=attention)}
+
+
+def fields_of_windows(description: ModelDescription) -> dict[str, Any]:
+    """Return the fields that say which layers have windows of their own; nothing if none has."""
+    return fields_of_attention(description) if any(one.window is not None for one in description.attention) else {}
 
 
 def fields_of_attention(description: ModelDescription) -> dict[str, Any]:

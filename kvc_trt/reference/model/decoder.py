@@ -48,11 +48,6 @@ class ReferenceDecoder:
     ) -> None:  # fmt: skip
         if dtype not in checks.FLOAT_TYPES:
             raise ValueError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
-        if config.sliding_window is not None and parameters.max_sequence_len > config.sliding_window:
-            limits = (
-                f"a sequence of {parameters.max_sequence_len} and a sliding window of {config.sliding_window} tokens"
-            )
-            raise ValueError(f"parameters allow {limits}; expected a sequence within the window")
         self.config, self.parameters, self.dtype = config, parameters, dtype
         self._parts = config.description
         self._weights = DecoderWeights(config, weights, dtype, resident=resident)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.text.plan import gpus
-from kvc_trt.cli.text.policy import nothing_compressed
+from kvc_trt.cli.text.policy import nothing_compressed, sliding_layers
 from kvc_trt.cli.text.printing import number, ranges, section
 from kvc_trt.methods.base.parameters import BASELINE
 from kvc_trt.models.cache_formats import AUTO
@@ -42,14 +42,18 @@ def _head(plan: Plan) -> str:
 
 def _choices(plan: Plan) -> str:
     policy = plan["policy"]
+    windows = policy["layer_windows"]
     rows = [[choice["name"], number(choice["value"]), choice["source"]] for choice in plan["choices"]]
-    rows.append(["capacity", number(policy["capacity"]), "derived: cache slots per compressed layer"])
+    if windows is None or not all(windows):
+        rows.append(["capacity", number(policy["capacity"]), "derived: cache slots per compressed layer"])
     split = f" (split {policy['split']})" if "split" in policy else ""
     lines = [section(f"policy {policy['policy']}{split}", ["parameter", "value", "from"], rows, [1])]
     if plan["default_taken"] is not None:
         lines.append(textwrap.fill(plan["default_taken"], WIDTH))
     if not plan["compresses"] and policy["policy"] != BASELINE:
         lines.append(nothing_compressed(policy["token_budget"], policy["max_sequence_len"]))
+    if windows is not None:
+        lines.append(sliding_layers(windows))
     return "\n".join(lines)
 
 
