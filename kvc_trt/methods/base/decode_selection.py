@@ -15,18 +15,6 @@ from kvc_trt import reference
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.discovery import objects
-from kvc_trt.methods.base.isolated_runs import (
-    Array,
-    Found,
-    ReadByStep,
-    RunnableAlone,
-    StepCase,
-    StepRun,
-    float32,
-    rebuild_bounds,
-    stored_page_bounds,
-)
-from kvc_trt.operators.cached_vectors import CachedVectors, cached_vectors
 from kvc_trt.operators.schema import BOUND, CACHE, Operator, Tensor
 from kvc_trt.operators.tensors import K_CACHE
 from kvc_trt.reference.softmax import PLAIN, Softmax
@@ -36,7 +24,9 @@ if TYPE_CHECKING:
     import torch
 
     from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, TurnLayer
+    from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, StepCase, StepRun
     from kvc_trt.methods.rankings.ranking import StepRanking
+    from kvc_trt.operators.cached_vectors import CachedVectors
     from kvc_trt.operators.emitter import Emitter, Value
     from kvc_trt.reference import LayerCache, Selection
 
@@ -156,6 +146,7 @@ class DecodeSelection(ABC):
         """Return, by name, the functions that make state from the stored keys alone, bit for bit.
 
         A stored context leaves this state out; everything else that a cache carries is part of it."""
+        from kvc_trt.methods.base.isolated_runs import stored_page_bounds
 
         def bounds(keys: CachedVectors, lengths: Array, rule: Constants, dtype: np.dtype[Any]) -> Array:
             return stored_page_bounds(keys, lengths, rule.page_size, dtype)
@@ -165,6 +156,8 @@ class DecodeSelection(ABC):
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make the cache's state beside keys and values [B,G,C,D] with `lengths` [B] slots in use."""
         import numpy as np
+
+        from kvc_trt.operators.cached_vectors import CachedVectors
 
         types = {"bounds": np.dtype(np.int8)} if rule.fp8_bounds else {}
         stored = CachedVectors((keys,))
@@ -179,6 +172,9 @@ class DecodeSelection(ABC):
         Keys and values past a row's end do not count, so only state derived from them changes: here, bounds of pages.
         """
         if self.pages:
+            from kvc_trt.methods.base.isolated_runs import rebuild_bounds
+            from kvc_trt.operators.cached_vectors import cached_vectors
+
             keys = cached_vectors(state, K_CACHE, rule.cache_format)
             rebuild_bounds(keys, state["bounds"], steps, rule.page_size)
 
@@ -200,6 +196,8 @@ class DecodeSelection(ABC):
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
         """Run its first operator. State of the cache's type must match exactly, other state up to rounding."""
         import torch
+
+        from kvc_trt.methods.base.isolated_runs import Found, ReadByStep, float32
 
         schema, (keys, values, lengths) = self.operators[0], case.appended()
         carried = self.state_of(case.k_cache, case.v_cache, case.cache_lengths, rule)

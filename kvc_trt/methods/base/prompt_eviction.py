@@ -17,23 +17,20 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import decode_selection
 from kvc_trt.methods.base.discovery import objects
-from kvc_trt.methods.base.isolated_runs import (
-    Array,
-    ExactList,
-    Found,
-    PromptCase,
-    PromptRun,
-    RunnableAlone,
-    TurnRun,
-    float32,
-    page_bounds,
-)
 from kvc_trt.operators.schema import Operator, Tensor
 
 if TYPE_CHECKING:
     import torch
 
     from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer, StepLayer, TurnLayer
+    from kvc_trt.methods.base.isolated_runs import (
+        Array,
+        Found,
+        PromptCase,
+        PromptRun,
+        RunnableAlone,
+        TurnRun,
+    )
     from kvc_trt.methods.rankings.attended_entries import WeighedEntries
     from kvc_trt.methods.rankings.ranking import PromptRanking
     from kvc_trt.operators.emitter import Value
@@ -150,6 +147,8 @@ class PromptEviction(ABC):
         """Run its first operator and the reference in float64 and float32; where these two differ, rounding decides."""
         import torch
 
+        from kvc_trt.methods.base.isolated_runs import float32
+
         assert self.operators
         inputs = case.inputs()
         results = operator.run(**{one.name: inputs[one.name] for one in self.operators[0].inputs})
@@ -189,6 +188,8 @@ def judged_as(
     """Compare a compaction's result with those of the reference in float64 and float32; it must equal one of them.
 
     `weighed` holds, by row, the entries ranked by softmax weights: underflow of these may be why it equals none."""
+    from kvc_trt.methods.base.isolated_runs import ExactList, Found
+
     found = {one.name: result for one, result in zip(operator.outputs, results, strict=True)}
     indices, width = found["indices"], single.indices.shape[2]
     keys, values = case.kept(indices)
@@ -218,6 +219,8 @@ def judged_as(
 
 def stored_bounds(rule: Constants, found: Array, keys: Array, lengths: Array) -> list[tuple[Array, Array]]:
     """Pair a compaction's page bounds with those of the keys it stored, if a step reads them."""
+    from kvc_trt.methods.base.isolated_runs import page_bounds
+
     pages = decode_selection(rule.decode_selection).pages
     return [(found, page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds))] if pages else []
 
