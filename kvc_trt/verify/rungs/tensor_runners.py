@@ -21,8 +21,6 @@ from polygraphy.common import TensorMetadata
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
-from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS, TensorRtInstallation
-from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError
 from kvc_trt.verify.rungs.tensor_differences import tensor_names
@@ -52,6 +50,9 @@ def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
     are inlined alone.
     """
     from onnx import ModelProto, inliner
+
+    from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS, TensorRtInstallation
+    from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 
     copy, name = ModelProto(), "lowered"
     copy.CopyFrom(model)
