@@ -1,19 +1,16 @@
-// The selection of radix_select.cuh and emit_selected.cuh by a cluster of blocks. Each block has a part of the keys in
-// registers: block 0 the first candidates, block 1 those behind them, and so on.
+// The selection of radix_select.cuh and emit_selected.cuh by a block of a cluster that has the keys of all blocks in its
+// shared memory. All blocks find the same threshold, and each names what it was asked for: nothing is exchanged.
 //
-// A block adds up its own histogram and writes it into every block's shared memory. After a barrier of the cluster each
-// block adds up all histograms, so all find the same digit and the same threshold. The blocks exchange the warps'
-// shares in the same way; the places of a block's elements follow from them.
-//
-// Barriers of the cluster: one in each radix pass, and one before the elements are named. Two passes write to places of
-// their own: a block that is a pass ahead finds the places of the pass before still being read.
+// Digits have 11 bits, not 8: sign, exponent and two bits more in the first, 13 bits of the fraction with the second.
+// Of a thousand pages with scores of their own, two passes usually find the threshold, where digits of 8 bits take
+// three. Every pass has a histogram of its own, and all are cleared ahead of the first. There is one copy of each: eight
+// times as many bins spread equal exponents further than four copies of few bins do.
 //
 // Determinism: that of radix_select.cuh. Sums of integers do not depend on who adds them.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cluster.cuh"
 #include "kernels/emit_selected.cuh"
 #include "kernels/radix_select.cuh"
 #include "kernels/reduce.cuh"
@@ -21,75 +18,134 @@
 
 namespace kvc {
 
-constexpr int kClusterCopies = 4;  // histograms of a block: the copies of a bin are one vector
+constexpr int kWideBits = 11;
+constexpr int kWideBins = 1 << kWideBits;
+constexpr int kWidePasses = 3;
+constexpr int kWideWords = kWidePasses * kWideBins;  // of all histograms
+constexpr int kGroupBins = kWideBins / kRadixBins;   // bins that a thread adds up: a digit's last three bits
 
-// The data that the blocks of a cluster write to each other while they select.
-template <int kThreads>
-struct ClusterSelection {
-    static constexpr int kWarps = kThreads / kWarpSize;  // of a block
-    static constexpr int kHistograms = 2 * kClusterBlocks * kRadixBins;
-    static constexpr int kShares = kClusterBlocks * kWarps;
-    static_assert(kThreads == kRadixBins, "every bin has a thread");
-    static_assert(kShares % kWarpSize == 0, "lanes share the warps of a cluster evenly");
+// This thread's keys, neighbours.
+struct SharedKeys {
+    static constexpr int kInFlight = 8;
+    static constexpr int kMost = 32;  // emission has a bit for each
+    SharedSpan<uint4> keys;           // of all threads
+    int32_t first;                    // candidate, a multiple of kInFlight
+    int32_t count;                    // at most kMost; at most 0: none
 
-    SharedSpan<uint32_t> histogram;  // [kHistogramWords<kClusterCopies>]
-    SharedSpan<uint32_t> sums;       // [kRadixBins]
-    SharedSpan<uint32_t>
-        histograms;              // [2][kClusterBlocks][kRadixBins]: in even passes and in odd ones, from every block
-    SharedSpan<int32_t> larger;  // [kClusterBlocks][kWarps]: weight that every warp selects above the threshold
-    SharedSpan<int32_t> equal;   // [kClusterBlocks][kWarps]: weight of every warp's keys equal to it
-
-    // sums[i] = weight in bin 255 - i of all blocks; clears the histogram for the next pass.
-    __device__ __forceinline__ void add_up(int pass) const {
-        const int bin = static_cast<int>(threadIdx.x);
-        const SharedSpan<uint4> copies = histogram.cast<uint4>();
-        const uint4 own = copies[bin];
-        copies[bin] = uint4{0, 0, 0, 0};
-        const SharedSpan<uint32_t> here =
-            histograms.part(pass % 2 * kClusterBlocks * kRadixBins + bin, (kClusterBlocks - 1) * kRadixBins + 1);
+    template <class Visit>
+    __device__ __forceinline__ void for_each(Visit visit) const {
+#pragma unroll 1
+        for (int32_t i = 0; i < count; i += kInFlight) {
+            const uint4 lower = keys[(first + i) / 4], upper = keys[(first + i) / 4 + 1];
+            const uint32_t own[kInFlight] = {lower.x, lower.y, lower.z, lower.w, upper.x, upper.y, upper.z, upper.w};
 #pragma unroll
-        for (int rank = 0; rank < kClusterBlocks; ++rank) {
-            here.of_block(rank)[cluster_rank() * kRadixBins] = own.x + own.y + own.z + own.w;
+            for (int32_t j = 0; j < kInFlight; ++j) {
+                if (i + j < count) visit(first + i + j, own[j]);
+            }
         }
-        synchronize_cluster();
-        uint32_t weight = 0;
-#pragma unroll
-        for (int rank = 0; rank < kClusterBlocks; ++rank) {
-            weight += here[rank * kRadixBins];
-        }
-        sums[kRadixBins - 1 - bin] = weight;
-    }
-
-    // The totals of the cluster's warps before this one.
-    __device__ __forceinline__ Share share_before_warp(Share of_warp) const {
-        const int lane = lane_index();
-        const int own = cluster_rank() * kWarps + warp_index();
-        if (lane < kClusterBlocks) {
-            larger.of_block(lane)[own] = of_warp.larger;
-            equal.of_block(lane)[own] = of_warp.equal;
-        }
-        synchronize_cluster();
-        Share before;
-#pragma unroll
-        for (int first = 0; first < kShares; first += kWarpSize) {
-            const int other = first + lane;
-            if (other < own) before = before + Share{larger[other], equal[other]};
-        }
-        return {warp_sum(before.larger), warp_sum(before.equal)};
     }
 };
 
-// Calls emit(i, slot, count) for every element of this block that the cluster selects, as emit_ascending does. The
-// caller has cleared the histogram and passed a barrier.
-template <int kThreads, int kKeys, class WeightAt, class Emit>
-__device__ __forceinline__ void select_in_cluster(const RegisterKeys<kKeys>& keys, int32_t quota, int32_t single,
-                                                  WeightAt weight_at, const ClusterSelection<kThreads>& cluster,
-                                                  Emit emit) {
-    int pass = 0;
-    const Threshold threshold = find_threshold_by<kThreads, kClusterCopies>(
-        keys, quota, single, weight_at, cluster.histogram, cluster.sums, [&] { cluster.add_up(pass++); });
-    const auto before_warp = [&](Share of_warp) { return cluster.share_before_warp(of_warp); };
-    emit_ascending_by(keys, threshold, weight_at, before_warp, emit);
+// This thread's part of `count` keys. `keys` has room for a multiple of kInFlight.
+template <int kThreads>
+__device__ __forceinline__ SharedKeys shared_keys(SharedSpan<uint32_t> keys, int32_t count) {
+    constexpr int32_t kRound = kThreads * SharedKeys::kInFlight;
+    const int32_t own = (count + kRound - 1) / kRound * SharedKeys::kInFlight;
+    const int32_t first = static_cast<int32_t>(threadIdx.x) * own;
+    return {keys.cast<uint4>(), first, min(own, count - first)};
+}
+
+// Shared memory of the selection.
+struct WideStorage {
+    SharedSpan<uint32_t> histograms;  // [kWidePasses][kWideBins]
+    SharedSpan<uint32_t> sums;        // [kRadixBins]
+    SharedSpan<int32_t> shares;       // [kEmissionWords]
+};
+
+// Clears the histograms for a selection, which may start after a barrier.
+template <int kThreads>
+__device__ __forceinline__ void clear_wide_histograms(SharedSpan<uint32_t> histograms) {
+    const SharedSpan<uint4> vectors = histograms.cast<uint4>();
+#pragma unroll
+    for (int32_t i = 0; i < kWideWords / 4 / kThreads; ++i) vectors[threadIdx.x + i * kThreads] = uint4{0, 0, 0, 0};
+}
+
+// The weights of eight neighbouring bins, the highest first.
+struct BinGroup {
+    int32_t weights[kGroupBins];
+
+    __device__ __forceinline__ BinGroup(SharedSpan<uint32_t> histogram, int32_t group) {
+        const SharedSpan<uint4> vectors = histogram.cast<uint4>();
+        const uint4 lower = vectors[2 * group], upper = vectors[2 * group + 1];
+        const uint32_t found[kGroupBins] = {upper.w, upper.z, upper.y, upper.x, lower.w, lower.z, lower.y, lower.x};
+#pragma unroll
+        for (int32_t i = 0; i < kGroupBins; ++i) weights[i] = static_cast<int32_t>(found[i]);
+    }
+
+    __device__ __forceinline__ int32_t total() const {
+        int32_t sum = 0;
+#pragma unroll
+        for (int32_t i = 0; i < kGroupBins; ++i) sum += weights[i];
+        return sum;
+    }
+
+    // The place of the bin at which the weight from the top reaches `quota`, the last one if all together weigh less;
+    // `quota` becomes the rest for that bin, `weight` what is in it.
+    __device__ __forceinline__ int32_t take(int32_t& quota, int32_t& weight) const {
+        int32_t place = 0;
+        weight = weights[0];
+#pragma unroll
+        for (int32_t i = 0; i + 1 < kGroupBins; ++i) {
+            if (place == i && weights[i] < quota) {
+                quota -= weights[i];
+                weight = weights[i + 1];
+                ++place;
+            }
+        }
+        return place;
+    }
+};
+
+// What find_threshold of radix_select.cuh finds. The caller has cleared the histograms and stored the keys, followed by
+// a barrier. Two barriers in each pass.
+template <int kThreads, class WeightAt>
+__device__ __forceinline__ Threshold find_threshold_by_wide_digits(const SharedKeys& keys, int32_t quota,
+                                                                   int32_t single, WeightAt weight_at,
+                                                                   const WideStorage& storage) {
+    static_assert(kThreads == kRadixBins, "every group of bins has a thread");
+    if (quota <= 0) return {0xffffffffu, 0, 0xffffffffu};
+    uint32_t prefix = 0, mask = 0;
+#pragma unroll 1
+    for (int32_t pass = 0; pass < kWidePasses; ++pass) {
+        const int32_t shift = max(32 - (pass + 1) * kWideBits, 0);  // the last digit repeats a bit of the one before
+        const SharedSpan<uint32_t> histogram = storage.histograms.part(pass * kWideBins, kWideBins);
+        keys.for_each([&](int32_t i, uint32_t key) {
+            if (((key ^ prefix) & mask) == 0) {
+                atomicAdd(&histogram[(key >> shift) % kWideBins], static_cast<uint32_t>(weight_at(i)));
+            }
+        });
+        __syncthreads();
+        const auto thread = static_cast<int32_t>(threadIdx.x);
+        storage.sums[kRadixBins - 1 - thread] = static_cast<uint32_t>(BinGroup(histogram, thread).total());
+        __syncthreads();
+        const auto group = static_cast<int32_t>(take_digit(storage.sums, quota));
+        int32_t weight = 0;
+        const int32_t place = BinGroup(histogram, group).take(quota, weight);
+        prefix |= static_cast<uint32_t>(group * kGroupBins + kGroupBins - 1 - place) << shift;
+        mask |= static_cast<uint32_t>(kWideBins - 1) << shift;
+        if (weight <= single || weight <= quota) break;
+    }
+    return {prefix, quota, mask};
+}
+
+// Calls emit(i, slot, count) for every element that is selected, as emit_ascending does, and returns the threshold. The
+// caller has cleared the histograms and passed a barrier.
+template <int kThreads, class WeightAt, class Emit>
+__device__ __forceinline__ Threshold select_among_all(const SharedKeys& keys, int32_t quota, int32_t single,
+                                                      WeightAt weight_at, const WideStorage& storage, Emit emit) {
+    const Threshold threshold = find_threshold_by_wide_digits<kThreads>(keys, quota, single, weight_at, storage);
+    emit_ascending<kThreads>(keys, threshold, weight_at, storage.shares, emit);
+    return threshold;
 }
 
 }  // namespace kvc

@@ -125,11 +125,10 @@ __device__ __forceinline__ void emit_ascending(const MemoryKeys<kThreads, KeyAt>
     }
 }
 
-// Keys in registers: one scan, for a thread's candidates are neighbours too. `before_warp` takes the warp's total and
-// returns the total of the warps before it.
-template <int kKeys, class WeightAt, class BeforeWarp, class Emit>
-__device__ __forceinline__ void emit_ascending_by(const RegisterKeys<kKeys>& keys, Threshold threshold,
-                                                  WeightAt weight_at, BeforeWarp before_warp, Emit emit) {
+// Keys of which each thread has neighbours, at most 32: one scan. Ends without a barrier.
+template <int kThreads, class Keys, class WeightAt, class Emit>
+__device__ __forceinline__ void emit_ascending(const Keys& keys, Threshold threshold, WeightAt weight_at,
+                                               SharedSpan<int32_t> storage, Emit emit) {
     SelectedBits bits;
     Share own;
     keys.for_each([&](int32_t i, uint32_t key) {
@@ -138,7 +137,7 @@ __device__ __forceinline__ void emit_ascending_by(const RegisterKeys<kKeys>& key
     });
     Share all;
     const Share below = {warp_exclusive_scan(own.larger, all.larger), warp_exclusive_scan(own.equal, all.equal)};
-    Share before = before_warp(all) + below;
+    Share before = share_before_warp<kThreads>(all, storage) + below;
 #pragma unroll 1
     for (uint32_t left = bits.larger | bits.equal; left != 0; left &= left - 1) {
         const int32_t bit = __ffs(static_cast<int32_t>(left)) - 1;
@@ -147,14 +146,6 @@ __device__ __forceinline__ void emit_ascending_by(const RegisterKeys<kKeys>& key
         emit_one(i, share, threshold.ties, before, emit);
         before = before + share;
     }
-}
-
-// Does the same in one block that has all keys. Ends without a barrier.
-template <int kThreads, int kKeys, class WeightAt, class Emit>
-__device__ __forceinline__ void emit_ascending(const RegisterKeys<kKeys>& keys, Threshold threshold, WeightAt weight_at,
-                                               SharedSpan<int32_t> storage, Emit emit) {
-    const auto before_warp = [&](Share of_warp) { return share_before_warp<kThreads>(of_warp, storage); };
-    emit_ascending_by(keys, threshold, weight_at, before_warp, emit);
 }
 
 }  // namespace kvc

@@ -1,6 +1,6 @@
 // prepare_step.cuh, page_scores.cuh and select_tokens.cuh in one launch, for few rows on sm_90 and later: a cluster of
-// blocks for every (row, KV head). Each scores its share of the row's pages; they exchange statistics, histograms and
-// counts, and each names the tokens that are selected from its own pages.
+// blocks for every (row, KV head). Each scores its share of the row's pages; they exchange statistics and order keys. Then
+// every block selects among all pages, and names the tokens that are selected from its own.
 //
 // Source and semantics: those of the three kernels. Results have the same bits, from the same functions.
 //
@@ -16,7 +16,7 @@
 // query where it is rotated here. Scores, statistics and keys never leave the multiprocessors.
 //
 // Barriers of the cluster: one for "every block has begun", arrived at early and waited for after the scores; one after
-// the statistics; then those of cluster_select.cuh: after the last of them no block writes into another one.
+// the statistics; one after the keys: from there on no block writes into another one.
 //
 // Bytes per KV head: r P b of bounds (b bytes each), 2D sectors of 32 bytes of bounds, 4 D s for the token, 4 top_k
 // written, and g D s of query for every block.
@@ -56,7 +56,7 @@ struct ScoreAndSelectParams {
     int32_t row_vectors;  // 16-byte vectors of a staged row: enough for the pages of a block of the longest row
 };
 
-// Pages of a thread, neighbours, whose keys are in its registers.
+// Pages of a thread, neighbours, that it ranks: a vector of keys.
 constexpr int kClusterPages = 4;
 
 // Layout of the dynamic shared memory; offsets in bytes, multiples of 16. That of page_scores.cuh comes first.
@@ -65,6 +65,7 @@ struct ClusterLayout {
     int chunk_units;  // the chunk has room for these
     int query;        // float [g,D]
     int scores;       // float [g,8 chunk_units]
+    int row_keys;     // uint32_t [8U]: of all blocks
     int units;        // ScoreStatistics [g,chunk_units]: of the block
     int row_units;    // ScoreStatistics [g,U]: of all blocks
     int total;
@@ -79,7 +80,8 @@ __host__ __device__ __forceinline__ ClusterLayout cluster_layout(int row_vectors
     layout.chunk_units = row_vectors * kVectorWidth<Bound> / kUnitPages;
     layout.query = layout.score.total;
     layout.scores = layout.query + group * head_size * static_cast<int>(sizeof(float));
-    layout.units = layout.scores + group * layout.chunk_units * kUnitPages * static_cast<int>(sizeof(float));
+    layout.row_keys = layout.scores + group * layout.chunk_units * kUnitPages * static_cast<int>(sizeof(float));
+    layout.units = layout.row_keys + units_of(pages) * kUnitPages * static_cast<int>(sizeof(uint32_t));
     layout.row_units = layout.units + group * layout.chunk_units * kStatisticsBytes;
     layout.total = layout.row_units + group * units_of(pages) * kStatisticsBytes;
     return layout;
@@ -127,31 +129,30 @@ struct ClusterHead {
     // Called after `score`.
     __device__ __forceinline__ void select(const AttendedRow& row, const TokenLists& lists) const {
         KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
-        KVC_SHARED(uint32_t, histogram, kHistogramWords<kClusterCopies>);
+        KVC_SHARED(uint32_t, histograms, kWideWords);
         KVC_SHARED(uint32_t, sums, kRadixBins);
-        KVC_SHARED(uint32_t, histograms, ClusterSelection<kScoreThreads>::kHistograms);
-        KVC_SHARED(int32_t, larger, ClusterSelection<kScoreThreads>::kShares);
-        KVC_SHARED(int32_t, equal, ClusterSelection<kScoreThreads>::kShares);
-        const ClusterSelection<kScoreThreads> cluster = {histogram, sums, histograms, larger, equal};
-        clear_histogram<kScoreThreads, kClusterCopies>(histogram);
+        KVC_SHARED(int32_t, shares, kEmissionWords<kScoreThreads>);
+        clear_wide_histograms<kScoreThreads>(histograms);
         publish_units();
         synchronize_cluster();
         const int last = (row.length - 1) / params.page_size;
         head_softmax<kScoreThreads, kTokenWarps>(&row_units()[0], units_of(params.pages), units_of(last + 1),
                                                  query.group, heads);
-        // A block past the row's end has no pages, and its first page has no tokens.
-        const int tokens = task.count > 0 ? row.compared(params.limits) - task.start * params.page_size : 0;
-        const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, query.group,
-                                   params.page_size, tokens,  task.count};
-        const auto weight_at = [&](int32_t page) { return pages.weight(page); };
+        publish_keys(heads);
+        synchronize_cluster();
+        const ScoredPages all = {nullptr, nullptr, 0, 0, params.page_size, row.compared(params.limits), last + 1};
+        const auto weight_at = [&](int32_t page) { return all.weight(page); };
         const auto emit = [&](int32_t page, int32_t slot, int32_t count) {
-            const int32_t token = (task.start + page) * params.page_size;
+            if (page < task.start || page >= task.start + task.count) {
+                return;
+            }
 #pragma unroll 1
             for (int32_t i = 0; i < count; ++i) {
-                lists.write(token + i, slot + i);
+                lists.write(page * params.page_size + i, slot + i);
             }
         };
-        select_in_cluster(keys(pages, heads), row.best(params.limits), params.page_size, weight_at, cluster, emit);
+        select_among_all<kScoreThreads>(shared_keys<kScoreThreads>(row_keys(), last + 1), row.best(params.limits),
+                                        params.page_size, weight_at, {histograms, sums, shares}, emit);
     }
 
 private:
@@ -169,18 +170,23 @@ private:
         }
     }
 
-    // Order keys of this thread's pages.
-    __device__ __forceinline__ RegisterKeys<kClusterPages> keys(const ScoredPages& pages,
-                                                                SharedSpan<HeadSoftmax> heads) const {
-        RegisterKeys<kClusterPages> found{};
-        found.first = static_cast<int32_t>(threadIdx.x) * kClusterPages;
-        found.count = pages.count - found.first;
-        if (found.count > 0) {
-            ScoreTile<kClusterPages> tile;
-            tile.read(pages, found.first, 0);
-            rank_pages(pages, heads, found.first, tile, found.keys);
+    // The order keys of the block's pages, for every block; a thread ranks kClusterPages neighbours.
+    __device__ __forceinline__ void publish_keys(SharedSpan<HeadSoftmax> heads) const {
+        const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, query.group,
+                                   params.page_size, 0,       task.count};
+        const int first = static_cast<int>(threadIdx.x) * kClusterPages;
+        if (first >= task.count) {
+            return;
         }
-        return found;
+        ScoreTile<kClusterPages> tile;
+        uint32_t keys[kClusterPages];
+        tile.read(pages, first, 0);
+        rank_pages(pages, heads, first, tile, keys);
+        const SharedSpan<uint4> to = row_keys().part(task.start + first, kClusterPages).template cast<uint4>();
+#pragma unroll
+        for (int rank = 0; rank < kClusterBlocks; ++rank) {
+            to.of_block(rank)[0] = uint4{keys[0], keys[1], keys[2], keys[3]};
+        }
     }
 
     // The bounds of the block's pages, and the query on their channels; a barrier behind both.
@@ -208,6 +214,9 @@ private:
     }
     __device__ __forceinline__ SharedSpan<ScoreStatistics> units() const {
         return dynamic_shared<ScoreStatistics>(layout.units, query.group * layout.chunk_units);
+    }
+    __device__ __forceinline__ SharedSpan<uint32_t> row_keys() const {
+        return dynamic_shared<uint32_t>(layout.row_keys, units_of(params.pages) * kUnitPages);
     }
     __device__ __forceinline__ SharedSpan<ScoreStatistics> row_units() const {
         return dynamic_shared<ScoreStatistics>(layout.row_units, query.group * units_of(params.pages));

@@ -180,8 +180,8 @@ def test_the_limits_cover_every_launcher(emulation: KernelLibrary) -> None:
 # Refused unless kernels are allowed all that a device has: dynamic memory alone is within 48 KiB.
 NEEDS_TO_BE_ALLOWED = {
     "hybrid, 64K, budget 2048": (step(1, 65536, 2048, "hybrid", Dtype.FLOAT32), "sm_80", "select_tokens"),
-    "32K, budget 512, in clusters": (step(1, 32768, 512), "sm_90a", "score_and_select"),
-    "64K, budget 512, batch 2, in clusters": (step(2, 65536, 512), "sm_90a", "score_and_select"),
+    "32K, budget 256, in clusters": (step(1, 32768, 256), "sm_90a", "score_and_select"),
+    "64K, budget 256, batch 2, in clusters": (step(2, 65536, 256), "sm_90a", "score_and_select"),
 }
 
 
@@ -216,7 +216,7 @@ def forgetful() -> KernelLibrary:
 def test_a_launcher_that_forgets_static_arrays_is_refused(forgetful: KernelLibrary, case: str) -> None:
     call, architecture, kernel = NEEDS_TO_BE_ALLOWED[case]
     forgetful.set_device(architecture)
-    with pytest.raises(KernelError, match=rf"kernel {kernel}: \d+ bytes of dynamic shared memory beside (9600|25344)"):
+    with pytest.raises(KernelError, match=rf"kernel {kernel}: \d+ bytes of dynamic shared memory beside (9600|28992)"):
         call.launches(forgetful)
 
 

@@ -15,8 +15,12 @@ from tests.plugins_cuda.toys import SCHEDULES, aligned, toys
 
 THREADS = (64, 256, 1024)
 IN_REGISTERS = (4, 8, 16)
-ALL_PASSES = -1
 """Keys that a thread may hold."""
+ALL_PASSES = -1
+WIDE = 0
+"""In place of the number of threads: the selection in clusters, by 256 threads and digits of 11 bits."""
+MOST_WIDE = 8192
+"""Values that it takes."""
 INT32 = np.iinfo(np.int32)
 
 
@@ -32,7 +36,7 @@ def select(
     """Return the weight that every element gets, the start of its output (-1: it has none), and the threshold.
 
     `in_registers` keys of each thread, or all of them in memory. Elements of weight `single`
-    together are one element; ALL_PASSES runs every pass.
+    together are one element; ALL_PASSES runs every pass. `threads` may be WIDE.
     """
     n = len(values)
     weights = np.ones(n, np.int32) if weights is None else weights
@@ -41,7 +45,10 @@ def select(
     slots, counts = aligned((n,), np.int32, -1), aligned((n,), np.int32)
     threshold = aligned((3,), np.uint32)
     arrays = (given_values, given_weights, n, quota, single, threshold, slots, counts)
-    message = toys().run("radix_select", threads, in_registers, *arrays)
+    if threads == WIDE:
+        message = toys().run("wide_select", *arrays)
+    else:
+        message = toys().run("radix_select", threads, in_registers, *arrays)
     assert not message, message
     return counts, slots, threshold
 
@@ -70,6 +77,10 @@ def check(values: NDArray[np.float32], quota: int, weights: NDArray[np.int32], t
             )  # fmt: skip
             np.testing.assert_array_equal(counts, expected)
             np.testing.assert_array_equal(slots, np.where(expected > 0, starts, -1))
+    for single in (0, *([heaviest] if alike else [])) if len(values) <= MOST_WIDE else ():
+        counts, slots, _ = select(values, quota, weights, threads=WIDE, single=single)
+        np.testing.assert_array_equal(counts, expected)
+        np.testing.assert_array_equal(slots, np.where(expected > 0, starts, -1))
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +114,20 @@ def test_passes_end_where_an_element_is_alone(threads: int) -> None:
     assert (counts.tolist(), hex(threshold[2])) == ([3, 0, 2, 0, 0, 3], "0xffff0000")
     counts, _, threshold = select(values, 15, weights, threads=threads)
     assert (counts.tolist(), hex(threshold[2])) == ([3, 0, 3, 3, 3, 3], "0xff000000")
+
+
+def test_wide_passes_end_where_an_element_is_alone() -> None:
+    """The first digit has two bits of the fraction, the second 11 more, the last what is left."""
+    values, weights = np.array([8, 1, 4.5, 4.25, 2, 8], np.float32), np.full(6, 3, np.int32)
+    counts, _, threshold = select(values, 8, weights, threads=WIDE, single=3)
+    assert (counts.tolist(), hex(threshold[2])) == ([3, 0, 2, 0, 0, 3], "0xfffffc00")
+    counts, _, threshold = select(values, 10, weights, threads=WIDE, single=3)
+    assert (counts.tolist(), hex(threshold[2])) == ([3, 0, 3, 1, 0, 3], "0xfffffc00")
+    counts, _, threshold = select(values, 14, weights, threads=WIDE, single=3)
+    assert (counts.tolist(), hex(threshold[2])) == ([3, 0, 3, 3, 2, 3], "0xffe00000")
+    alike = np.array([1, np.nextafter(np.float32(1), np.float32(2)), 1], np.float32)
+    counts, _, threshold = select(alike, 2, threads=WIDE, single=1)
+    assert (counts.tolist(), hex(threshold[2])) == ([1, 1, 0], "0xffffffff")
 
 
 @pytest.mark.parametrize(("quota", "served"), [(-3, 0), (0, 0), (1, 1), (6, 6), (7, 7), (8, 7), (INT32.max, 7)])
@@ -170,7 +195,7 @@ def test_schedules_give_the_same_bits() -> None:
     random = np.random.default_rng(3)
     values = (random.integers(0, 60, 5000) / 8).astype(np.float32)
     weights = random.integers(0, 5, 5000).astype(np.int32)
-    for threads, in_registers in ((64, 0), (256, 0), (1024, 0), (1024, 8)):
+    for threads, in_registers in ((64, 0), (256, 0), (1024, 0), (1024, 8), (WIDE, 0)):
         results = []
         for schedule in SCHEDULES:
             toys().set_schedule(schedule, seed=11)

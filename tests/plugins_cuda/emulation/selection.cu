@@ -1,5 +1,6 @@
 // The kernels' selection on given keys and votes, and the softmax of given page scores.
 #include "emulation/toy.h"
+#include "kernels/cluster_select.cuh"
 #include "kernels/emit_selected.cuh"
 #include "kernels/page_statistics.cuh"
 #include "kernels/radix_select.cuh"
@@ -53,6 +54,34 @@ __global__ void __launch_bounds__(kThreads) radix_select(const RadixParams param
         keys.count = params.n - keys.first;
         for (int32_t j = 0; j < kKeys; ++j) keys.keys[j] = j < keys.count ? key_at(keys.first + j) : 0xffffffffu;
         select(keys);
+    }
+}
+
+constexpr int kWideThreads = 256;
+
+// With the keys in shared memory and digits of 11 bits, as the blocks of a cluster select.
+__global__ void __launch_bounds__(kWideThreads) wide_select(const RadixParams params) {
+    wait_for_previous_launch();
+    KVC_SHARED(uint32_t, histograms, kWideWords);
+    KVC_SHARED(uint32_t, sums, kRadixBins);
+    KVC_SHARED(int32_t, shares, kEmissionWords<kWideThreads>);
+    const int32_t n = params.n, room = (n + SharedKeys::kInFlight - 1) / SharedKeys::kInFlight * SharedKeys::kInFlight;
+    const SharedSpan<uint32_t> keys = dynamic_shared<uint32_t>(0, room);
+    for (int32_t i = threadIdx.x; i < n; i += kWideThreads) keys[i] = order_key(params.values[i]);
+    clear_wide_histograms<kWideThreads>(histograms);
+    __syncthreads();
+    const auto weight_at = [&](int32_t i) { return params.weights[i]; };
+    const auto emit = [&](int32_t i, int32_t slot, int32_t count) {
+        params.slots[i] = slot;
+        params.counts[i] += count;
+    };
+    const SharedKeys own = shared_keys<kWideThreads>(keys, n);
+    const Threshold threshold =
+        select_among_all<kWideThreads>(own, params.quota, params.single, weight_at, {histograms, sums, shares}, emit);
+    if (threadIdx.x == 0) {
+        params.threshold[0] = threshold.key;
+        params.threshold[1] = static_cast<uint32_t>(threshold.ties);
+        params.threshold[2] = threshold.mask;
     }
 }
 
@@ -128,6 +157,16 @@ extern "C" const char* radix_select(int threads, int in_registers, const float* 
     if (threads == 64) return run.operator()<64, 1>();
     if (threads == 256) return run.operator()<256, 4>();
     return run.operator()<1024, 32>();
+}
+
+// By 256 threads; at most 8192 values.
+extern "C" const char* wide_select(const float* values, const int32_t* weights, int n, int quota, int single,
+                                   uint32_t* threshold, int32_t* slots, int32_t* counts) {
+    const kvc::RadixParams params = {values, weights, n, quota, single, threshold, slots, counts};
+    const size_t bytes = sizeof(uint32_t) * ((n + 7) / 8 * 8);
+    return message_of([&](kvc::Stream& stream) {
+        kvc::launch<kvc::wide_select>("wide_select", dim3(1), dim3(kvc::kWideThreads), bytes, stream, params);
+    });
 }
 
 // votes [1,heads,length], one row of `n` tokens -> keys [1,heads,length], indices [1,heads,capacity], stored [1].
