@@ -18,6 +18,19 @@ inline uint32_t extend_bytes(uint32_t low, uint32_t high, int one, int other) {
     return extended(one) | uint32_t{extended(other)} << 16;
 }
 
+// Four E4M3 codes as fp16; a NaN (0x7f, 0xff) is the device's.
+inline constexpr bool kConvertsE4m3 = true;
+inline uint2 convert_e4m3(uint32_t codes) {
+    const auto converted = [&](int number) {
+        const uint32_t code = codes >> 8 * number & 0xffu;
+        half_t half;
+        narrow(std::bit_cast<float>((code & 0x7fu) << 20) * 0x1p120f, half);
+        const uint32_t magnitude = (code & 0x7fu) == 0x7fu ? 0x7fffu : half.bits;
+        return magnitude | (code & 0x80u) << 8;
+    };
+    return {converted(0) | converted(1) << 16, converted(2) | converted(3) << 16};
+}
+
 // c += A B, A 16 x 16 and B 16 x 8, sums in fp32 by ascending k.
 void mma_m16n8k16(half_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);

@@ -14,8 +14,9 @@
 // of one tile (D = 128) are under way at any time.
 //
 // In a format (stored_vector.cuh) the ring holds codes, which become operands without their scales (code_pairs.cuh):
-// - Scores are sums of products with codes, 32 channels at a time, each sum times the group's scale of the token, plus
-//   the group's minimum times the sum of the query's channels, which a product with ones gives.
+// - Scores are sums of products with codes. Codes of a byte are multiplied in fp16, to which a query in bf16 is brought by
+//   a power of two for each head, and the sum is scaled. In int4 sums are over 32 channels, each times the group's scale
+//   of the token, plus the group's minimum times the sum of the query's channels, which a product with ones gives.
 // - Weights are multiplied by the scales of values before they are rounded, in bf16, whose exponents hold any of these
 //   products. In int4, lanes exchange halves of what they copied, so that a product's channels are of one group; the
 //   minima of a group add the same number to all its channels, summed up beside the outputs.
@@ -50,6 +51,10 @@ class TensorCoreWarp {
     using KeyUnit = ChannelUnit<kKeys>;
     using ValueUnit = ChannelUnit<kValues>;
     using Weight = std::conditional_t<kExact, T, bfloat16_t>;  // and values
+    // Keys and the query in a product. Codes of a byte take fewer instructions in fp16.
+    using KeyNumber = std::conditional_t<kExact || kGroupedKeys, T, half_t>;
+    static constexpr bool kScalesQuery = !std::is_same_v<KeyNumber, T>;
+    static constexpr int kScales = kScalesQuery ? 2 : 1;
 
     // Channels that the four lanes of a quad take together, a vector of 8 each.
     static constexpr int kQuadChannels = 32;
@@ -72,8 +77,7 @@ public:
     // The warp's query heads [heads,D], at most 8, and its ring of `stages` tiles (1 or 2).
     __device__ __forceinline__ TensorCoreWarp(const T* query, int heads, int head_size, float scale,
                                               SharedSpan<float> ring, int stages)
-        : scale_(scale),
-          stages_(stages),
+        : stages_(stages),
           group_(thread_anew() % kWarpSize / 4),
           t_(thread_anew() % 4),
           key_room_(head_size - t_ * 8),
@@ -85,6 +89,13 @@ public:
             const bool inside = group_ < heads && i * kQuadChannels < key_room_;
             query_[i] =
                 in_order_of<kKeys>(inside ? platform::load_16_bytes(row + i * kQuadChannels) : uint4{0, 0, 0, 0});
+        }
+        if constexpr (kScalesQuery) {
+            const float inverse = narrow_query() * scale;
+            scale_[0] = __shfl_sync(kFullWarp, inverse, 8 * t_);
+            scale_[1] = __shfl_sync(kFullWarp, inverse, 8 * t_ + 4);
+        } else {
+            scale_[0] = scale;
         }
     }
 
@@ -162,6 +173,34 @@ private:
     // A quad's numbers of the keys or values of a tile: for each of its tokens, groups t and t + 4.
     using TileNumbers = VectorNumbers[2][kGroupsOfLane];
 
+    // Makes fp16 of the query in bf16, times the power of two that brings its head's largest magnitude to 2^15 and up:
+    // numbers down to 2^-32 of that stay exact, and what is lost of others is less than scores are rounded by. Returns the
+    // inverse power, which is normal even times 2^-8: of all that is below 2^-103 the product is exact too.
+    __device__ __forceinline__ float narrow_query() {
+        float largest = 0.0f;
+        each_pair_of_query([&](uint32_t pair) {  // the lower number does not change the exponent of the upper one
+            largest = fmaxf(largest, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair))));
+            return pair;
+        });
+        largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, 2));
+        const uint32_t exponent = max(__float_as_uint(largest) >> 23, 24u);
+        const float power = __uint_as_float((269 - exponent) << 23);
+        each_pair_of_query([&](uint32_t pair) {
+            return pack_pair<half_t>(__uint_as_float(pair << 16) * power, __uint_as_float(pair & 0xffff0000u) * power);
+        });
+        return __uint_as_float((exponent - 15) << 23);
+    }
+
+    // Replaces every two neighbouring numbers of this lane's query.
+    template <class Replace>
+    __device__ __forceinline__ void each_pair_of_query(Replace&& replace) {
+#pragma unroll
+        for (int i = 0; i < kKeyVectors; ++i) {
+            query_[i] = {replace(query_[i].x), replace(query_[i].y), replace(query_[i].z), replace(query_[i].w)};
+        }
+    }
+
     // The ring from this lane's first unit on.
     __device__ __forceinline__ static SharedSpan<float> own_part(const SharedSpan<float>& ring, int stages) {
         const int first = thread_anew() % kWarpSize * kUnitFloats;
@@ -216,9 +255,10 @@ private:
     __device__ __forceinline__ void copy_keys(const TokenRows<T>& rows, int first, int stage) const {
         if (first < rows.end) {
             const SharedSpan<KeyUnit> to = keys(stage);
+            const int slots[2] = {rows.slot(first + group_), rows.slot(first + group_ + 8)};  // all before the copies
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const char* row = rows.template row<kKeys>(rows.keys, first + group_ + 8 * half, t_ * 8);
+                const char* row = rows.template row_of_slot<kKeys>(rows.keys, slots[half], t_ * 8);
 #pragma unroll
                 for (int i = 0; i < kKeyVectors; ++i) {
                     if (has_key(i)) {
@@ -234,10 +274,11 @@ private:
     __device__ __forceinline__ void copy_values(const TokenRows<T>& rows, int first, int stage) const {
         if (first < rows.end) {
             const SharedSpan<ValueUnit> to = values(stage);
+            const int token = first + 2 * t_;
+            const int slots[4] = {rows.slot(token), rows.slot(token + 1), rows.slot(token + 8), rows.slot(token + 9)};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int token = first + 2 * t_ + i % 2 + i / 2 * 8;
-                const char* row = rows.template row<kValues>(rows.values, token, group_ * 8);
+                const char* row = rows.template row_of_slot<kValues>(rows.values, slots[i], group_ * 8);
 #pragma unroll
                 for (int block = 0; block < kBlocks; ++block) {
                     if (has_value(block)) {
@@ -265,8 +306,8 @@ private:
 #pragma unroll
         for (int i = 0; i < kKeyVectors; ++i) {
             const uint4 upper = key_pairs(units, i), lower = key_pairs(units, kKeyVectors + i);
-            mma_m16n8k16<T>(even, {upper.x, lower.x, upper.y, lower.y}, {query_[i].x, query_[i].y});
-            mma_m16n8k16<T>(odd, {upper.z, lower.z, upper.w, lower.w}, {query_[i].z, query_[i].w});
+            mma_m16n8k16<KeyNumber>(even, {upper.x, lower.x, upper.y, lower.y}, {query_[i].x, query_[i].y});
+            mma_m16n8k16<KeyNumber>(odd, {upper.z, lower.z, upper.w, lower.w}, {query_[i].z, query_[i].w});
             if constexpr (kGroupedKeys) {
                 add_group(i, even, odd, groups);
             }
@@ -274,18 +315,22 @@ private:
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if constexpr (kExact) {
-                scores[i] = (even[i] + odd[i]) * scale_;
+                scores[i] = (even[i] + odd[i]) * scale_[0];
             } else if constexpr (kGroupedKeys) {
-                scores[i] = groups[i] * scale_;
-            } else {
-                scores[i] = (even[i] + odd[i]) * scale_of<kKeys>(key_numbers_[i / 2][0]) * scale_;
+                scores[i] = groups[i] * scale_[0];
+            } else {  // first what makes up for the query's power of two: no number on the way is larger than the score
+                scores[i] = (even[i] + odd[i]) * scale_[i % kScales] * factor_of<kKeys>(key_numbers_[i / 2][0]);
             }
         }
     }
 
     // Vector `number` of this lane's keys; zeros past the head.
     __device__ __forceinline__ uint4 key_pairs(const SharedSpan<KeyUnit>& units, int number) const {
-        return has_key(number % kKeyVectors) ? widen_pairs<kKeys, T>(units[number * kWarpSize]) : uint4{0, 0, 0, 0};
+        KeyUnit unit{};
+        if (has_key(number % kKeyVectors)) {
+            unit = units[number * kWarpSize];
+        }
+        return widen_pairs<kKeys, KeyNumber>(unit);
     }
 
     // Adds the products of a group's codes, and of its minimum with the query, to the scores; the former start anew.
@@ -297,7 +342,7 @@ private:
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const VectorNumbers numbers = numbers_of_group(key_numbers_, half, group);
-            const float scale = scale_of<kKeys>(numbers), minimum = minimum_of(numbers);
+            const float scale = factor_of<kKeys>(numbers), minimum = minimum_of(numbers);
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; ++e) {
                 scores[e] += (even[e] + odd[e]) * scale + query[e] * minimum;
@@ -338,8 +383,8 @@ private:
                     offsets_[group][0] += a * minimum_of(numbers);
                     offsets_[group][1] += b * minimum_of(numbers);
                 }
-                a *= scale_of<kValues>(numbers);
-                b *= scale_of<kValues>(numbers);
+                a *= factor_of<kValues>(numbers);
+                b *= factor_of<kValues>(numbers);
             }
             const uint32_t rounded = pack_pair<Weight>(a, b);
             Weight pair[2];
@@ -471,7 +516,7 @@ private:
         return value;
     }
 
-    float scale_;
+    float scale_[kScales];  // of scores; where the query is scaled, of those of heads 2t, 2t+1
     int stages_, group_, t_;
     int key_room_, value_room_;  // channels from the lane's first one of a key or value row to the end of the head
     SharedSpan<float> ring_;     // [stage][keys, then values]

@@ -3,7 +3,8 @@
 //
 // int8 and int4 become numbers by a subtraction: a code's bits below the exponent of a constant make constant + code.
 // E4M3 has the exponent and the mantissa of a number whose bias is smaller; a product with a power of two corrects that.
-// (cvt.rn.f16x2.e4m3x2 of sm_89 makes fp16. To make bf16 of that takes more instructions than it spares.)
+// In fp16 both take fewer instructions: one number holds a whole byte, and sm_89 and later convert E4M3. (To make bf16 of
+// that takes more instructions than it spares.)
 #pragma once
 
 #include <cstdint>
@@ -46,6 +47,22 @@ __device__ __forceinline__ uint32_t e4m3_pair(uint32_t extended) {
     }
 }
 
+// Four codes as fp16. An integer's byte with its sign bit flipped is the integer + 128, below the exponent of 1024.
+template <VectorFormat kFormat>
+__device__ __forceinline__ uint2 byte_halves(uint32_t codes) {
+    if constexpr (kFormat == VectorFormat::kInt8) {
+        constexpr uint32_t kExponents = 0x64646464u, kZeros = 0x64806480u;
+        const uint32_t flipped = codes ^ 0x80808080u;
+        return {platform::subtract_pairs(half_t{}, __byte_perm(flipped, kExponents, 0x4140), kZeros),
+                platform::subtract_pairs(half_t{}, __byte_perm(flipped, kExponents, 0x4342), kZeros)};
+    } else if constexpr (platform::kConvertsE4m3) {
+        return platform::convert_e4m3(codes);
+    } else {
+        return {e4m3_pair<half_t>(platform::extend_bytes(codes, 0, 0, 1)),
+                e4m3_pair<half_t>(platform::extend_bytes(codes, 0, 2, 3))};
+    }
+}
+
 template <class T>
 __device__ __forceinline__ uint32_t int4_pair(uint32_t nibbles) {
     return platform::subtract_pairs(T{}, (nibbles & 0x000f000fu) | kInteger<T>, kInteger<T>);
@@ -58,6 +75,9 @@ template <VectorFormat kFormat, class T>
 __device__ __forceinline__ uint4 widen_pairs(const ChannelUnit<kFormat>& unit) {
     if constexpr (kFormat == VectorFormat::kExact) {
         return unit;
+    } else if constexpr (kFormat != VectorFormat::kInt4 && std::is_same_v<T, half_t>) {
+        const uint2 first = stored::byte_halves<kFormat>(unit.x), last = stored::byte_halves<kFormat>(unit.y);
+        return {first.x, first.y, last.x, last.y};
     } else if constexpr (kFormat == VectorFormat::kInt8) {
         return {stored::int8_pair<T>(stored::spread_low(unit.x)), stored::int8_pair<T>(stored::spread_high(unit.x)),
                 stored::int8_pair<T>(stored::spread_low(unit.y)), stored::int8_pair<T>(stored::spread_high(unit.y))};

@@ -1,5 +1,5 @@
-// The only PTX of the kernels: prmt, mma.sync, ldmatrix and cp.async (sm_80 and later), griddepcontrol, barrier.cluster
-// and mapa (sm_90 and later). emulation/ptx.h and emulation/cluster.h have the same functions for the host; kernels use
+// The only PTX of the kernels: prmt, mma.sync, ldmatrix and cp.async (sm_80 and later), cvt of E4M3 (sm_89 and later),
+// griddepcontrol, barrier.cluster and mapa (sm_90 and later). emulation/ptx.h and emulation/cluster.h have the same functions for the host; kernels use
 // most through kernels/mma.cuh, kernels/copy_async.cuh, kernels/dependent_launch.cuh and kernels/cluster.cuh.
 #pragma once
 
@@ -19,6 +19,22 @@ __device__ __forceinline__ uint32_t extend_bytes(uint32_t low, uint32_t high, in
     uint32_t extended;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(extended) : "r"(low), "r"(high), "r"(one * 0x11 + other * 0x1100 + 0x8080));
     return extended;
+}
+
+// Four E4M3 codes as fp16, exactly, two in a register; false below sm_89, where the function is never called.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+inline constexpr bool kConvertsE4m3 = false;
+#else
+inline constexpr bool kConvertsE4m3 = true;
+#endif
+__device__ __forceinline__ uint2 convert_e4m3(uint32_t codes) {
+    uint2 halves{};
+#if __CUDA_ARCH__ >= 890
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+        : "=r"(halves.x), "=r"(halves.y)
+        : "r"(codes));
+#endif
+    return halves;
 }
 
 __device__ __forceinline__ void mma_m16n8k16(__half, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

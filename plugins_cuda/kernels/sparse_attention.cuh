@@ -40,16 +40,23 @@ struct SplitPlan {
 };
 
 // A round: every warp of a block takes one tile. Splits are whole rounds. Up to two rounds, a second block would save
-// less time than the merge through global memory costs.
+// less time than the merge through global memory costs. In a format a token has fewer bytes, and what a block does once
+// would take as many instructions as one round: splits are longer.
 inline constexpr int kRoundTokens = kAttentionWarps * kTileTokens;
-inline constexpr int kUnsplitTokens = 2 * kRoundTokens;
+constexpr __host__ __device__ int unsplit_tokens(bool exact) { return (exact ? 2 : 4) * kRoundTokens; }
+constexpr __host__ __device__ int shortest_split(bool exact) { return (exact ? 1 : 4) * kRoundTokens; }
 
+template <class Formats>
+inline constexpr bool kExactFormats = Formats::kKeys == VectorFormat::kExact;
+
+template <class Formats>
 __device__ __forceinline__ SplitPlan split_plan(int count) {
-    if (count <= kUnsplitTokens) {
-        return {count == 0 ? 0 : 1, kUnsplitTokens};
+    constexpr int kUnsplit = unsplit_tokens(kExactFormats<Formats>), kShortest = shortest_split(kExactFormats<Formats>);
+    if (count <= kUnsplit) {
+        return {count == 0 ? 0 : 1, kUnsplit};
     }
     constexpr int kGranule = kMostSplits * kRoundTokens;
-    const int tokens = (count + kGranule - 1) / kGranule * kRoundTokens;
+    const int tokens = max((count + kGranule - 1) / kGranule * kRoundTokens, kShortest);
     return {(count + tokens - 1) / tokens, tokens};
 }
 
@@ -91,9 +98,10 @@ constexpr __host__ __device__ int warp_floats(int stages) {
 }
 
 // Slots of a list that a block holds at a time, and those of one copy.
-inline constexpr int kListTokens = 256;
+template <class Formats>
+inline constexpr int kListTokens = unsplit_tokens(kExactFormats<Formats>);
 inline constexpr int kListVector = 4;
-static_assert(kListTokens % kRoundTokens == 0 && kListTokens >= kUnsplitTokens);
+static_assert(kListTokens<Int8Formats> <= kListVector * kAttentionThreads);
 
 // Row and KV head of this block, as an index into [B,G].
 template <class T>
@@ -103,11 +111,11 @@ __device__ __forceinline__ int64_t row_head(const SparseAttentionParams<T>& para
 
 // Starts to copy the slots of tokens first..end - 1 of a sparse row and KV head, at most kListTokens. The last vector
 // may reach past the list, never past the stride.
-template <class T>
+template <class Formats, class T>
 __device__ __forceinline__ void copy_list(const SparseAttentionParams<T>& params, int64_t kv, int first, int end,
                                           const SharedSpan<int32_t>& list) {
     const int at = thread_anew() * kListVector;
-    if (at < kListTokens && first + at < end) {
+    if (at < kListTokens<Formats> && first + at < end) {
         copy_async_16(&list[at], params.indices + kv * params.index_stride + first + at);
     }
     copy_async_commit();
@@ -126,8 +134,10 @@ struct SplitTask {
     int head_size;
 
     __device__ __forceinline__ int end() const { return SplitPlan{splits, tokens}.end(split, count); }
+    template <class Formats>
     __device__ __forceinline__ int part_end() const {
-        return listed != 0 && end() - first > kListTokens ? first + kListTokens : end();
+        constexpr int kTokens = kListTokens<Formats>;
+        return listed != 0 && end() - first > kTokens ? first + kTokens : end();
     }
 };
 
@@ -148,15 +158,15 @@ __device__ __forceinline__ void attend_split(const SparseAttentionParams<T>& par
                                 list,
                                 task.listed != 0,
                                 task.first,
-                                task.part_end(),
+                                task.part_end<Formats>(),
                                 size};
         warp.attend(part, WarpShare(task.group).tiles(warp_anew(), part.first, part.end));
-        const int next = task.part_end();
+        const int next = task.part_end<Formats>();
         if (next == task.end()) {
             break;
         }
         __syncthreads();  // the other warps have read the part
-        copy_list(params, task.kv, next, task.end(), list);
+        copy_list<Formats>(params, task.kv, next, task.end(), list);
         copy_async_wait<0>();
         if (threadIdx.x == 0) {
             task.first = next;
@@ -204,7 +214,7 @@ __device__ __forceinline__ void attend_row(const SparseAttentionParams<T>& param
     start_next_launch();
     wait_for_previous_launch();
     KVC_SHARED(SoftmaxPart, parts, kAttentionWarps * kWarpHeads);
-    KVC_SHARED(int32_t, list, kListTokens);
+    KVC_SHARED(int32_t, list, kListTokens<Formats>);
     KVC_SHARED(SplitTask, task, 1);
     KVC_SHARED(int, is_last, 1);
     const int floats = warp_floats<T, kHeadSize, Formats>(params.stages);
@@ -215,12 +225,12 @@ __device__ __forceinline__ void attend_row(const SparseAttentionParams<T>& param
     // All sparse rows read top_k tokens, so their lists are copied before their lengths are known.
     if (params.indices != nullptr) {
         const int top_k = static_cast<int>(params.limits.top_k), split = static_cast<int>(blockIdx.z);
-        const SplitPlan sparse = split_plan(top_k);
-        copy_list(params, kv, split * sparse.tokens, sparse.end(split, top_k), list);
+        const SplitPlan sparse = split_plan<Formats>(top_k);
+        copy_list<Formats>(params, kv, split * sparse.tokens, sparse.end(split, top_k), list);
     }
     const int64_t length = params.cache_lengths[blockIdx.y];
     const AttendedRow row = attended_row(length, params.limits);
-    const SplitPlan plan = split_plan(row.count);
+    const SplitPlan plan = split_plan<Formats>(row.count);
     if (threadIdx.x == 0) {
         task[0] = {static_cast<int>(blockIdx.z),
                    static_cast<int>(blockIdx.z) * plan.tokens,

@@ -46,17 +46,19 @@ inline int64_t most_attended(const AttentionLimits& limits) {
     return std::min(std::max(limits.top_k, limits.dense_limit), limits.capacity);
 }
 
-/// The most splits of any row that reads at most `count` entries; split_plan divides one row.
-inline int32_t most_splits(int64_t count) {
-    const int64_t rounds = count <= kUnsplitTokens ? 1 : ceil_div(count, int64_t{kRoundTokens});
-    return static_cast<int32_t>(std::min(rounds, int64_t{kMostSplits}));
+/// The most splits of any row that reads at most `count` entries of caches that are exact or in a format; split_plan
+/// divides one row.
+inline int32_t most_splits(int64_t count, bool exact) {
+    const int64_t shortest = shortest_split(exact);
+    const int64_t splits = count <= unsplit_tokens(exact) ? 1 : ceil_div(count, shortest);
+    return static_cast<int32_t>(std::min(splits, int64_t{kMostSplits}));
 }
 
 /// Takes the scratch memory of the attention kernel from the workspace.
 template <class Params>
 AttentionScratch take_attention_scratch(const Params& params, Workspace& workspace) {
     AttentionScratch scratch{};
-    scratch.splits = most_splits(most_attended(limits_of(params)));
+    scratch.splits = most_splits(most_attended(limits_of(params)), params.cache_format == 0);
     const int64_t kept = scratch.splits > 1 ? scratch.splits : 0;
     scratch.arrivals = workspace.take<int32_t>({params.batch, params.kv_heads});
     scratch.parts = workspace.take<SoftmaxPart>({params.batch, params.heads, kept});
@@ -176,7 +178,8 @@ void launch_attention(const Params& params, const AttentionScratch& scratch, con
     attention.group = group_of(params);
     attention.head_size = params.head_size;
     attention.scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(params.head_size)));
-    const dim3 grid = grid_of(params.kv_heads, params.batch, most_splits(usually_attended(params)));
+    const int32_t splits = most_splits(usually_attended(params), params.cache_format == 0);
+    const dim3 grid = grid_of(params.kv_heads, params.batch, splits);
     if (params.cache_format != 0) {
         return launch_attention_in_format(params.cache_format, grid, attention, stream);
     }

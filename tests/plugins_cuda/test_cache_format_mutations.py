@@ -8,7 +8,7 @@ import torch
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.formats import StoredStep
 from tests.plugins_cuda.mutants import CALLED, RARELY_INLINED, Mutants, Mutation
-from tests.plugins_cuda.test_cache_formats import check_dense, dense_case
+from tests.plugins_cuda.test_cache_formats import check_dense, check_large_number, check_scaled_query, dense_case
 from tests.stored_tables import FORMATS
 
 pytestmark = pytest.mark.slow
@@ -52,17 +52,34 @@ MUTATIONS = (
     Mutation("groups_of_tokens_overlap", STORED, "slot * table.groups + group", "slot + group"),
     Mutation("the_sign_bit_weighs_nothing", PAIRS, "(spread & 0x00800080u) | kInteger<T>", "kInteger<T>"),
     Mutation("the_sign_of_fp8_is_lost", PAIRS, "extended << 4 & 0x87f087f0u", "extended << 4 & 0x07f007f0u"),
-    Mutation("fp8_pairs_are_not_scaled", PAIRS, "0xbf80bf80u, 0x5c005c00u", "0xbf80bf80u, 0x3c003c00u"),
+    Mutation("fp8_pairs_are_not_scaled", PAIRS, "0x87f087f0u, 0x7b807b80u", "0x87f087f0u, 0x3f803f80u"),
+    Mutation("bytes_of_keys_have_no_sign", PAIRS, "codes ^ 0x80808080u", "codes"),
     Mutation("queries_keep_their_order", PAIRS, "__byte_perm(channels.x, channels.z, 0x5410)", "channels.x"),
     Mutation("the_minimum_is_left_out", TENSOR_CORE, " + query[e] * minimum;", ";"),
     Mutation("sums_of_groups_run_on", TENSOR_CORE, "even[e] = odd[e] = 0.0f;", ""),
     Mutation(
         "scales_are_of_the_other_token",
         TENSOR_CORE,
-        "scale_of<kKeys>(key_numbers_[i / 2][0])",
-        "scale_of<kKeys>(key_numbers_[1 - i / 2][0])",
+        "factor_of<kKeys>(key_numbers_[i / 2][0])",
+        "factor_of<kKeys>(key_numbers_[1 - i / 2][0])",
     ),
-    Mutation("weights_are_not_scaled", TENSOR_CORE, "a *= scale_of<kValues>(numbers);", ""),
+    Mutation("weights_are_not_scaled", TENSOR_CORE, "a *= factor_of<kValues>(numbers);", ""),
+    Mutation("lower_numbers_of_a_query_do_not_count", TENSOR_CORE, "fabsf(__uint_as_float(pair << 16))", "0.0f"),
+    Mutation("upper_numbers_of_a_query_do_not_count", TENSOR_CORE, "fabsf(__uint_as_float(pair)))", "0.0f)"),
+    Mutation("lanes_scale_for_themselves", TENSOR_CORE, "__shfl_xor_sync(kFullWarp, largest, 2)", "largest"),
+    Mutation(
+        "powers_of_small_queries_overflow",
+        TENSOR_CORE,
+        "__float_as_uint(largest) >> 23, 24u)",
+        "__float_as_uint(largest) >> 23, 0u)",
+    ),
+    Mutation("queries_are_twice_as_large", TENSOR_CORE, "(269 - exponent) << 23", "(270 - exponent) << 23"),
+    Mutation(
+        "heads_have_one_power",
+        TENSOR_CORE,
+        "__shfl_sync(kFullWarp, inverse, 8 * t_ + 4)",
+        "__shfl_sync(kFullWarp, inverse, 8 * t_)",
+    ),
     Mutation("offsets_are_not_rescaled", TENSOR_CORE, "offsets_[group][0] *= corrections[0];", ""),
     Mutation("halves_are_not_exchanged", TENSOR_CORE, "upper ? other : unit", "unit"),
     Mutation("a_block_has_one_scale", TENSOR_CORE, "i < 2 ? lower : upper", "lower"),
@@ -79,8 +96,14 @@ MUTANTS = Mutants("src/dense_attention.cu", MUTATIONS, RARELY_INLINED, others=(C
 
 
 def check(library: KernelLibrary) -> None:
-    """Caches and outputs in every format: of groups and of one, of zeros, small, large and infinite numbers."""
+    """Caches and outputs in every format: of groups and of one, of zeros, small, large and infinite numbers.
+
+    And queries that fp16 does not hold.
+    """
     library.set_schedule("shuffled", seed=8)
+    check_scaled_query(library, -120)
+    for channel in (0, 1):
+        check_large_number(library, "fp8", channel)
     for form in FORMATS:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             case = dense_case([250, 20, 3], group=2, kv_heads=1, size=64 if dtype != torch.float16 else 96, dtype=dtype)

@@ -167,8 +167,55 @@ def test_rows_of_several_tiles_equal_the_reference(library: KernelLibrary, form:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
 def test_rows_of_many_splits_equal_the_reference(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
-    """Each of 43 splits has three tiles for a warp."""
+    """Each of 33 splits has four tiles for a warp."""
     check_dense(library, StoredStep(dense_case([16500], group=1, kv_heads=1, size=64, dtype=dtype), form))
+
+
+@pytest.mark.parametrize("power", [-120, -110, -100, -20, 20, 100])
+def test_queries_of_any_magnitude_count(library: KernelLibrary, power: int) -> None:
+    """Heads of a group whose queries differ by powers of two, and zeros; the keys make up for `power`."""
+    check_scaled_query(library, power)
+
+
+def check_scaled_query(library: KernelLibrary, power: int) -> None:
+    """Compare a step in fp8 whose queries are scaled by 2^power, and its keys by the inverse."""
+    case = dense_case([60, 300], group=4, kv_heads=1, size=64, dtype=torch.bfloat16, seed=3)
+    case.query.mul_(2.0**power)
+    case.query[:, 1].mul_(2.0**-4)
+    case.query[:, 2].mul_(2.0**6)
+    case.query[:, 3] = 0.0
+    for keys in (case.k_cache, case.k_new):
+        keys.mul_(2.0**-power)
+    check_dense(library, StoredStep(case, "fp8"))
+
+
+@pytest.mark.parametrize("channel", [0, 1])
+@pytest.mark.parametrize("form", ["int8", "fp8", "k8v4"])
+def test_small_numbers_of_a_query_count_beside_a_large_one(library: KernelLibrary, form: str, channel: int) -> None:
+    """Keys are 0 in the channel of a number 2^28 times the others, so that the others decide."""
+    check_large_number(library, form, channel)
+
+
+def check_large_number(library: KernelLibrary, form: str, channel: int) -> None:
+    """Compare a step whose queries are large in one channel, where keys are 0."""
+    case = dense_case([60, 9], group=3, kv_heads=1, size=64, dtype=torch.bfloat16, seed=4)
+    case.query[:, :, channel] = 2.0**28
+    for keys in (case.k_cache, case.k_new):
+        keys[..., channel] = 0.0
+    check_dense(library, StoredStep(case, form))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_query_that_is_not_finite_spoils_its_head_alone(library: KernelLibrary, form: str, value: float) -> None:
+    case = dense_case([40, 300], group=4, kv_heads=1, size=64, dtype=torch.bfloat16)
+    clean = StoredStep(case, form).run(library)["output"]
+    case.query[0, 2, 7] = value
+    found = StoredStep(case, form).run(library)["output"]
+    lost = torch.zeros(2, 4, dtype=torch.bool)
+    lost[0, 2] = True
+    assert torch.equal(found.isnan(), lost[..., None].expand_as(found))
+    assert torch.equal(found[~lost], clean[~lost])
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
