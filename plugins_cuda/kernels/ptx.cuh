@@ -1,6 +1,7 @@
 // The only PTX of the kernels: prmt, mma.sync, ldmatrix and cp.async (sm_80 and later), cvt of E4M3 (sm_89 and later),
-// griddepcontrol, barrier.cluster and mapa (sm_90 and later). emulation/ptx.h and emulation/cluster.h have the same functions for the host; kernels use
-// most through kernels/mma.cuh, kernels/copy_async.cuh, kernels/dependent_launch.cuh and kernels/cluster.cuh.
+// griddepcontrol, barrier.cluster and mapa (sm_90 and later). emulation/ptx.h and emulation/cluster.h have the same
+// functions for the host; kernels use most through kernels/mma.cuh, kernels/copy_async.cuh, kernels/dependent_launch.cuh
+// and kernels/cluster.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
