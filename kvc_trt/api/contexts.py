@@ -48,7 +48,7 @@ def turn_logits(
     `load` is called once the text is known to be one."""
     ids, is_batch = prompt_ids(directory, text, continues=True)
     if is_batch:
-        raise InputError(f"turn_logits is of one text, found a list of {len(ids)}")
+        raise InputError(f"turn_logits takes one text, found a list of {len(ids)}")
     session = load()
     session.check_idle("turn_logits needs an idle session")
     (row,) = session.add(requests_of([()], {"context": context}))

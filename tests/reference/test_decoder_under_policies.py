@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,10 +210,3 @@ def test_invalid_prompts_are_refused_by_name(
     decoder = family("llama").decoder("full", 16, 10, 2)
     with pytest.raises(ValueError, match=message):
         decoder.prefill(ids.long(), torch.tensor(lengths))
-
-
-def test_a_sliding_window_is_never_attended_densely(family: Callable[..., Any]) -> None:
-    pair = family("mistral-v0.1")
-    longer = SimpleNamespace(max_sequence_len=4097)
-    with pytest.raises(ValueError, match="sliding window of 4096 tokens"):
-        ReferenceDecoder(pair.config, pair.weights, method=FULL, parameters=longer)

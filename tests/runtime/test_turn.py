@@ -302,7 +302,9 @@ class TestAllLogits:
     def test_an_engine_without_all_logits_names_the_build_option(self):
         session, _ = opened()
         (row,) = session.add([Request([5])])
-        with pytest.raises(InputError, match="row 0: the engine gives the logits after the last token") as error:
+        with pytest.raises(
+            InputError, match="row 0: the engine returns logits only after the last token of a turn"
+        ) as error:
             session.turn_logits(row, [1])
         assert "--all-logits" in error.value.hint
         session.turn(row, [1])  # nothing has happened to it
