@@ -55,13 +55,15 @@ def test_only_platform_cuh_asks_for_the_compiler() -> None:
 
 
 def test_ptx_is_limited_to_the_instructions_that_need_it() -> None:
-    """`__byte_perm` takes no selector that repeats a sign."""
+    """`__byte_perm` takes no selector that repeats a sign; `.reg` and `mov.b32` name the halves that a cvt takes."""
     _, *statements = SOURCES["kernels/ptx.cuh"].split("asm")
     assert statements
     for statement in statements:
-        instruction = statement.split('"')[1]
+        instructions = [part.strip(" {}") for part in statement.split('"')[1].split(";")]
         allowed = ("mma.sync.", "ldmatrix.sync.", "cp.async.", "griddepcontrol.", "barrier.cluster.", "mapa.", "prmt.")
-        assert instruction.startswith(allowed), instruction
+        converting = (".reg .b16 ", "mov.b32 ", "cvt.rn.f16x2.e4m3x2 ")
+        for instruction in filter(None, instructions):
+            assert instruction.startswith(allowed + converting), instruction
 
 
 def test_kernels_know_nothing_of_their_launchers() -> None:
