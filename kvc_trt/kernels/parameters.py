@@ -51,6 +51,7 @@ def kernel_of(operator: Operator) -> Kernel:
     return operator.kernel
 
 
+@cache
 def members(operator: Operator) -> tuple[Member, ...]:
     """Return all members in order: 32-bit numbers, 64-bit numbers, addresses of inputs, addresses of outputs.
 
