@@ -56,7 +56,8 @@ def main() -> None:
         rows = _divergences(engines)
         others = Others()
         times = _times(engines)
-        result = {"model": MODEL, "questions": len(QUESTIONS), "rounds": ROUNDS, "others_share": others.share()}
+        counts = {"questions": len(QUESTIONS), "rounds": ROUNDS}
+        result: dict[str, Any] = {"model": MODEL, **counts, "others_share": others.share()}
         result["rows"] = [row | times[row["weights"]] for row in rows]
     for row in result["rows"]:
         print(
@@ -67,11 +68,13 @@ def main() -> None:
 
 
 def _built(weights: str, path: Path) -> Engine:
-    lengths = {"max_input_len": PROMPT_TOKENS, "max_output_len": STEPS + 1}
     if weights == NARROW:
         with patch("kvc_trt.graph.layers.KEEP", NARROW):  # no weights are of this kind, so no input is wide
             return _built("keep", path)
-    return kvc_trt.build(MODEL, policy="full", weights=weights, output=path, verify=False, **lengths)
+    return kvc_trt.build(
+        MODEL, policy="full", weights=weights, output=path, verify=False, max_input_len=PROMPT_TOKENS,
+        max_output_len=STEPS + 1,
+    )  # fmt: skip
 
 
 def _divergences(engines: dict[str, Engine]) -> list[dict[str, Any]]:

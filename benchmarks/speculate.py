@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from benchmarks import store
+from benchmarks.idle import Others
 from kvc_trt import Engine
-from kvc_trt.runtime import Request
+from kvc_trt.runtime import Event, Request
 
 COST_BAR = 0.05
 CLOSE = 1e-3
@@ -77,18 +77,19 @@ class Answered:
 def answer(engine: Engine, prompt: list[int], tokens: int) -> Answered:
     timings = engine.session().timings
     before = asdict(timings)
-    events, first, last, busy, own = [], 0.0, 0.0, 0.0, 0.0
+    events: list[Event] = []
+    first = last = own = 0.0
+    others = Others()
     for event in engine.stream(prompt, max_new_tokens=tokens, ignore_eos=True):
         last = time.perf_counter()
         if not events:
-            first, busy, own = last, _busy_seconds(), time.process_time()
+            first, own, others = last, time.process_time(), Others()
         events.append(event)
-    seconds = last - first
-    own = time.process_time() - own
-    others = max(0.0, _busy_seconds() - busy - own) / (seconds * psutil.cpu_count())
+    seconds, own, share = last - first, time.process_time() - own, others.share()
     after = asdict(timings)
-    counted = [after[name] - before[name] for name in ("draft_runs", "drafted_tokens", "accepted_tokens")]
-    return Answered(tuple(event.token_id for event in events), seconds, own, *counted, others)
+    names = ("draft_runs", "drafted_tokens", "accepted_tokens")
+    runs, drafted, accepted = (after[name] - before[name] for name in names)
+    return Answered(tuple(event.token_id for event in events), seconds, own, runs, drafted, accepted, share)
 
 
 def measure(path: Path, tokens: int, repeats: int, threads: int | None) -> dict[str, Any]:
@@ -185,12 +186,6 @@ def _gap(engine: Engine, prompt: list[int], place: int) -> float:
     best = np.sort(session.take(row).logits)[-2:]
     session.remove(row)
     return float(best[1] - best[0])
-
-
-def _busy_seconds() -> float:
-    """Processor time that all processes have taken since the machine started."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system)
 
 
 def main() -> None:

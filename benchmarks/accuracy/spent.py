@@ -44,7 +44,7 @@ def total_spent(directory: Path, seconds: float, processor: float, commit: str |
     """Time of this run and of those that it went on from, and the commits at which they measured cells, in their order:
     `commit` is this run's, if it measured any."""
     path = directory / SPENT
-    before = store.read(path) if path.is_file() else {"seconds": 0, "processor_seconds": 0}
+    before: dict[str, Any] = store.read(path) if path.is_file() else {"seconds": 0, "processor_seconds": 0}
     spent = {
         "seconds": before["seconds"] + round(seconds),
         "processor_seconds": before["processor_seconds"] + round(processor),

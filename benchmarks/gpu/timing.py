@@ -80,7 +80,7 @@ def clock_reasons() -> int | None:
 
 
 def _pci_address() -> str:
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 
@@ -150,7 +150,7 @@ def read_bandwidth() -> float:
 
 def device_record() -> dict[str, Any]:
     """Return the GPU, as a result names it."""
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "gpu": found.name,
         "capability": f"{found.major}.{found.minor}",

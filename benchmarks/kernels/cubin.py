@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,6 +82,10 @@ class KernelCode:
         return self.count("LDL") + self.count("STL")
 
 
+Kernels = Callable[[str, str], KernelCode]
+"""The kernel of an architecture and a symbol."""
+
+
 def read(library: Path) -> list[KernelCode]:
     """Return every kernel of the library, in the order of names and architectures."""
     kernels: dict[tuple[str, str], KernelCode] = {}
@@ -124,7 +128,7 @@ def _without_parameters(name: str) -> str:
     return name
 
 
-def _read_usage(text: str, kernel) -> None:
+def _read_usage(text: str, kernel: Kernels) -> None:
     for architecture, symbol, line in _functions(text, " Function "):
         if match := _USAGE.search(line):
             code = kernel(architecture, symbol)
@@ -133,7 +137,7 @@ def _read_usage(text: str, kernel) -> None:
             code.static_shared = max(0, shared - (_RESERVED_SHARED if _generation(architecture) >= 90 else 0))
 
 
-def _read_launch_bounds(text: str, kernel) -> None:
+def _read_launch_bounds(text: str, kernel: Kernels) -> None:
     bounds = False
     for architecture, symbol, line in _functions(text, ".nv.info."):
         if bounds and "Value:" in line:
@@ -142,7 +146,7 @@ def _read_launch_bounds(text: str, kernel) -> None:
         bounds = "EIATTR_MAX_THREADS" in line or (bounds and "Format:" in line)
 
 
-def _read_instructions(text: str, kernel) -> None:
+def _read_instructions(text: str, kernel: Kernels) -> None:
     heading, waited = "\t\tFunction : ", False
     for architecture, symbol, line in _functions(text, heading):
         code = kernel(architecture, symbol)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,10 +56,11 @@ def emulation(build: Path) -> KernelLibrary:
 
 def _compact(library: KernelLibrary, case: Case) -> None:
     parameters = case.parameters
+    numbers: dict[str, Any] = numbers_of(COMPACT, parameters)
     keys = _empty(case, case.batch, case.kv_heads, case.prompt, HEAD_SIZE)
     library.compact(
         _empty(case, case.batch, case.heads, parameters.window, HEAD_SIZE), keys, torch.empty_like(keys),
-        torch.zeros(case.batch, dtype=torch.int64), **numbers_of(COMPACT, parameters),
+        torch.zeros(case.batch, dtype=torch.int64), **numbers,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def program(directory: Path, tokens: int) -> Program:
     )
 
 
-def measure(tokens: int, threads: int) -> dict[str, object]:
+def measure(tokens: int, threads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         built = program(directory, tokens)

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import store
+from benchmarks.idle import Others
 from kvc_trt.backends.registry import open_engine, session_of
 from kvc_trt.profile.profiled_engine import random_prompts
 from kvc_trt.runtime import Request, Scheduler, Session
+from kvc_trt.runtime.executor import SlicingExecutor
 
 COST_BAR = 0.05
 WHOLE = float("inf")
@@ -55,28 +55,28 @@ def run(session: Session, limit_ms: float, prompt: list[int], short: list[list[i
         scheduler.advance()
     first = scheduler.metrics()
     ticket = scheduler.submit(Request(prompt, max_new_tokens=2, ignore_eos=True))
-    busy, own, started = _busy_seconds(), time.process_time(), time.perf_counter()
+    others, own, started = Others(), time.process_time(), time.perf_counter()
     worst, before, joined = 0.0, started, None
     while scheduler.metrics()["steps"] - first["steps"] < steps:
         scheduler.advance()
         now = time.perf_counter()
         worst, before = max(worst, now - before), now
-        if joined is None and ticket.last_token is not None:
+        if joined is None and ticket.token_times:
             joined = now - started
             ticket.cancel()
-    seconds, own = time.perf_counter() - started, time.process_time() - own
-    others = max(0.0, _busy_seconds() - busy - own) / (seconds * psutil.cpu_count())
+    seconds, own, share = time.perf_counter() - started, time.process_time() - own, others.share()
     slices = scheduler.metrics()["slices"] - first["slices"]
     scheduler.close()
     if joined is None:
         raise SystemExit(f"the prompt took {slices} slices and has not joined after {steps} steps: give more --steps")
-    return Run(slices, seconds, own, worst, joined, others)
+    return Run(slices, seconds, own, worst, joined, share)
 
 
 def measure(engine: Path, limits: list[float], tokens: int, rows: int, steps: int, repeats: int) -> dict[str, Any]:
     directory = open_engine(engine)
     session = session_of(directory, max_batch_size=rows + 1)
-    session.executor.prepare_slices()
+    if isinstance(session.executor, SlicingExecutor):
+        session.executor.prepare_slices()
     vocabulary = directory.model.vocab_size
     prompt, short = (random_prompts(*shape, vocabulary).tolist() for shape in ((1, tokens), (rows, SHORT_PROMPT)))
     runs: dict[float, list[Run]] = {limit: [] for limit in (WHOLE, *limits)}
@@ -118,12 +118,6 @@ def _figure(limit: float, runs: list[Run], whole: list[Run]) -> dict[str, Any]:
 
 def _name(limit: float) -> str:
     return "whole" if limit == WHOLE else f"{limit:g}"
-
-
-def _busy_seconds() -> float:
-    """Processor time that all processes have taken since the machine started."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system)
 
 
 def main() -> None:

@@ -77,8 +77,8 @@ def read_export(records: Iterable[Mapping[str, Any]]) -> list[Answered]:
 
 def _answered(record: Mapping[str, Any]) -> Answered:
     place, began = int(record["metadata"]["conversation_id"]), record["start_perf_ns"] / 1e9
-    arrivals, texts, tokens, kvc = [], [], 0, {}
-    ended = False
+    arrivals, texts, tokens, ended = [], [], 0, False
+    kvc: dict[str, Any] = {}
     for response in record.get("responses") or ():
         for packet in response.get("packets", ()):
             if packet.get("name") != "data" or packet["value"] == _DONE:

@@ -103,8 +103,8 @@ def expected_answers(engine: Engine, asked: Sequence[Asked], place: Place) -> tu
         found = json.loads(path.read_text(encoding="utf-8"))
     else:
         with engine:
-            answers = [_answer(engine, one) for one in asked]
-            found = {"row_bytes": engine.session().executor.state_bytes(), "answers": answers}
+            row_bytes = engine.session().executor.state_bytes()
+            found = {"row_bytes": row_bytes, "answers": [_answer(engine, one) for one in asked]}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, found)
     answers = [Expected(one["text"], tuple(one["pieces"]), tuple(one["margins"])) for one in found["answers"]]
@@ -115,6 +115,7 @@ def _answer(engine: Engine, asked: Asked) -> dict[str, Any]:
     output = engine.generate(list(asked.prompt), max_new_tokens=asked.max_tokens, ignore_eos=True, logprobs=2)
     assert output.logprobs is not None, "they were asked for"
     ids, tokenizer = list(output.token_ids), engine.directory.tokenizer
+    assert tokenizer is not None, "it answers text"
     return {
         "text": output.text,
         "pieces": [tokenizer.decode(ids[: count + 1]) for count in range(len(ids))],

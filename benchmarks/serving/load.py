@@ -78,6 +78,7 @@ def _words(engine: Engine, tokens: int, draw: random.Random) -> tuple[int, ...]:
     """Return `tokens` tokens of words that the shipped model knows, with a record and its query."""
     key, *value = draw.sample(_WORDS[1:], 5)
     tokenizer = engine.directory.tokenizer
+    assert tokenizer is not None, "it is a shipped model"
     record = tokenizer.encode(f"<record> {key} {' '.join(value)}").ids
     query = tokenizer.encode(f"<query> {key}").ids
     start = tokenizer.encode("").ids

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 from benchmarks.serving.place import Place
@@ -48,7 +49,7 @@ class OpenAIServer:
         assert found is not None, "it was there"
         self.url = found[1]
         for worker in workers:
-            worker.until(lambda worker=worker: "worker is ready" in worker.log)
+            worker.until(partial(_is_ready, worker))
         frontend.until(self._is_healthy)
 
     def metric(self, name: str) -> float:
@@ -72,3 +73,7 @@ class OpenAIServer:
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+
+def _is_ready(worker: Started) -> bool:
+    return "worker is ready" in worker.log

@@ -65,7 +65,8 @@ def _of_document(status: int, content: bytes) -> Answer:
 
 def _of_events(events: Sequence[Mapping[str, Any]], content: bytes) -> Answer:
     """Put the pieces of a stream together; without its end mark it is an error, as it is where one of them says so."""
-    text, reason, tokens, logprobs = "", None, None, ()
+    text, reason, tokens = "", None, None
+    logprobs: tuple[float, ...] = ()
     for event in events:
         if "error" in event:
             return Answer(200, text, error=str(event["error"].get("message")))

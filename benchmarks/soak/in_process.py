@@ -27,6 +27,7 @@ def soak(engine: Path, seconds: float, seed: int, *, distinct: int = 28) -> dict
     """
     with Engine.open(engine, threads=1, speculate="ngram") as opened:
         tokenizer = opened.directory.tokenizer
+        assert tokenizer is not None, "it is a chat model"
         scheduler = opened.scheduler(ROWS, queue_limit=16)
         with scheduler:
             asked = tasks(lambda text: list(tokenizer.encode(text).ids), seed, distinct)

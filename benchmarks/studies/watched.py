@@ -125,9 +125,9 @@ class WatchedDecoder(ReferenceDecoder):
         for place, seen in enumerate(branch.caches.seen(layer, Following(query, keys))):
             old = tables if seen.kept is None else [gather_rows(one, seen.kept) for one in tables]
             both = zip(old, (keys[place], ours[place]), strict=True)
-            tables_of = [torch.cat([a, b.transpose(0, 1)], 1) for a, b in both]
-            read = _attend(query[place], *tables_of, seen.mask)
-            outputs.append(read if seen.unread is None else _with_mean(read, tables_of[1], seen.unread))
+            all_keys, all_values = (torch.cat([a, b.transpose(0, 1)], 1) for a, b in both)
+            read = _attend(query[place], all_keys, all_values, seen.mask)
+            outputs.append(read if seen.unread is None else _with_mean(read, all_values, seen.unread))
         return self._feed_forward(index, weights, streams, self._after_attention(weights, streams, torch.cat(outputs)))
 
 

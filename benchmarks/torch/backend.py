@@ -69,7 +69,7 @@ def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device,
         tensor = torch.empty(shape, dtype=dtype, device=device)
         return tensor.normal_(0.0, 1 / shape[-1] ** 0.5, generator=generator)
 
-    layers = [
+    layers: list[Mapping[str, torch.Tensor]] = [
         {name: make([f"model.layers.{index}.{part}" for part in parts]) for name, parts in joined_names(model)}
         for index in range(model.num_hidden_layers)
     ]

@@ -14,7 +14,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,18 @@ def points(root: Path, gpu: Gpu, options: argparse.Namespace) -> Iterator[Point]
             return open_engine(options.engines / weights)
         return build(root / weights, weights, options)
 
+    def verification(weights: str, level: str) -> Mapping[str, Any]:
+        return verified(engine(weights), level, options)
+
+    def profile_of(weights: str) -> Mapping[str, Any]:
+        return profiled(engine(weights), gpu)
+
     for weights in options.weights:
         for level in options.levels:
             identity = {"name": "verify", "level": level, "weights": weights}
-            yield identity, lambda weights=weights, level=level: verified(engine(weights), level, options)
+            yield identity, partial(verification, weights, level)
         if options.profile:
-            yield {"name": "profile", "weights": weights}, lambda weights=weights: profiled(engine(weights), gpu)
+            yield {"name": "profile", "weights": weights}, partial(profile_of, weights)
 
 
 def line(entry: Mapping[str, Any]) -> str:

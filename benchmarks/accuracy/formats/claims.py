@@ -65,14 +65,14 @@ def _loss(found: Formats, group: Group, form: str) -> str:
     if loss is None:
         return ""
     if in_nats(found, group):
-        return f"{group.short} {loss.value:+.4f} nats [{loss.low:+.4f}, {loss.high:+.4f}], n {loss.count}"
-    return f"{group.short} {100 * loss.value:+.1f} [{100 * loss.low:+.1f}, {100 * loss.high:+.1f}], n {loss.count}"
+        return f"{group.short} {loss.value:+.4f} nats [{loss.low:+.4f}, {loss.high:+.4f}], n {loss.asked}"
+    return f"{group.short} {100 * loss.value:+.1f} [{100 * loss.low:+.1f}, {100 * loss.high:+.1f}], n {loss.asked}"
 
 
 def _divergences(found: Formats, form: str) -> str:
     means = {one: divergence(found, *one, form) for one in found.followed}
     whole = [
-        f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}] at {length:,} tokens (n {one.count})"
+        f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}] at {length:,} tokens (n {one.asked})"
         for (length, method), one in means.items() if method == BASELINE
     ]  # fmt: skip
     others = [place for place in means if place[1] != BASELINE]

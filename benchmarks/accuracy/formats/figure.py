@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.accuracy.formats import answers
 from benchmarks.accuracy.formats.methods import METHODS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 _MARKERS = dict(zip(CACHE_FORMATS, "os^Dv", strict=True))
-_LINES = dict(zip(CACHE_FORMATS, ("-", "--", "-.", (0, (3, 1, 1, 1, 1, 1)), ":"), strict=True))
+_LINES: dict[str, Any] = dict(zip(CACHE_FORMATS, ("-", "--", "-.", (0, (3, 1, 1, 1, 1, 1)), ":"), strict=True))
 _COLOURS = dict(zip(METHODS, COLOURS, strict=False))
 _PEER = "#8a8f98"
 _PEER_MARKERS = {KVPRESS: "x", OPENVINO: "*"}

@@ -35,7 +35,7 @@ class Loss(NamedTuple):
     value: float
     low: float
     high: float
-    count: int
+    asked: int
     """Questions or texts."""
 
 
@@ -115,7 +115,7 @@ def against(found: Formats, form: str) -> Iterator[str]:
     few: dict[int, list[str]] = {}
     for group in found.groups:
         loss = pooled(found, group, form)
-        count = 0 if loss is None else loss.count
+        count = 0 if loss is None else loss.asked
         if count < SAMPLES:
             few.setdefault(count, []).append(group.short)
         if loss is not None:
@@ -137,7 +137,7 @@ def against(found: Formats, form: str) -> Iterator[str]:
 
 def _losses(found: Formats, group: Group, form: str, loss: Loss) -> Iterator[str]:
     """Yield the evidence of a group against a format: losses beyond chance; with enough questions, all not excluded."""
-    decided = loss.count >= SAMPLES
+    decided = loss.asked >= SAMPLES
     if in_nats(found, group):
         if loss.high > LARGEST_DIVERGENCE and (decided or loss.low > 0):
             yield f"{group.short}: a loss of up to {loss.high:.3f} nats is not excluded"

@@ -132,7 +132,8 @@ def answered(model: PreTrainedModel, asked: Asked, points: Sequence[Point]) -> d
     compressor, cache, length = Compressor(model), DynamicCache(), len(asked.prompt)
     with compressor.scoring():
         first = model(torch.tensor([asked.prompt]), past_key_values=cache, logits_to_keep=1).logits[:, -1]
-    full: Layers = [(layer.keys, layer.values) for layer in cache.layers]
+    layers: list[Any] = cache.layers
+    full: Layers = [(layer.keys, layer.values) for layer in layers]
     masked = {point.kept for point in points if point.label.startswith("budget")}
     room = len(asked.late) + len(asked.target or range(asked.room))
     scores: dict[tuple[str, int], float] = {}

@@ -137,7 +137,7 @@ def _cost(found: Comparison) -> str:
         kept = []
         for group in (ONE, PLAINLY, AMONG, LONG):
             cell = found.cell(OURS, group, policy, f"budget {budget}")
-            share = cell and found.on_answered(cell)
+            share = None if cell is None else found.on_answered(cell)
             kept.append("-" if share is None else f"{100 * share.value:.0f}")
         sizes = [Row.of(Variant(policy, budget), group).mebibytes for group in (ONE, LONG)]
         said.append(f"`{policy}` keeps {', '.join(kept)} % in {sizes[0]:.1f} MiB ({sizes[1]:.1f} at 4,096 tokens);")

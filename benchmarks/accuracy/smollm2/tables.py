@@ -100,7 +100,7 @@ def _whole(cell: Answered | None) -> str:
 
 def _figure(found: Comparison, cell: Answered | None) -> str:
     """Percent, or nats above the whole cache."""
-    lost = cell and found.lost(cell)
+    lost = None if cell is None else found.lost(cell)
     if cell is None or lost is None:
         return "-"
     return f"{lost.value:.2f}" if cell.likelihood else f"{100 * cell.mean.value:.0f}"

@@ -43,7 +43,8 @@ def target_name(name: str) -> str:
 def interleave_rotary_halves(matrix: np.ndarray, heads: int) -> np.ndarray:
     """Reorder the rows [heads * D, in] of Q or K from rotating halves to rotating neighbours."""
     rows, width = matrix.shape
-    return matrix.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+    neighbours: np.ndarray = matrix.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+    return neighbours
 
 
 def write_header(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

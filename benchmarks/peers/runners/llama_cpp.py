@@ -21,7 +21,7 @@ class Model:
 
     def __init__(self, request: dict[str, Any]) -> None:
         llama_cpp.llama_backend_init()
-        llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
+        llama_cpp.llama_log_set(_DROP, ctypes.c_void_p(0))
         self._model = llama_cpp.llama_model_load_from_file(
             request["artefact"].encode(), llama_cpp.llama_model_default_params()
         )
@@ -74,6 +74,9 @@ class Model:
         return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self._vocabulary,))))
 
 
-@llama_cpp.llama_log_callback
-def _QUIET(level: int, text: bytes, data: ctypes.c_void_p) -> None:  # noqa: N802 - a constant
+def _drop(level: int, text: bytes, data: ctypes.c_void_p) -> None:
     """Drop the output of llama.cpp while it loads."""
+
+
+_DROP = llama_cpp.llama_log_callback(_drop)
+"""Must live as long as llama.cpp may call it."""

@@ -94,7 +94,8 @@ def opened(
 
 def answer(session: Session, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
     """Answer a prompt greedily; count from the first token to the last."""
-    before, found, began, own = dataclasses.asdict(session.timings), [], 0.0, 0.0
+    before, began, own = dataclasses.asdict(session.timings), 0.0, 0.0
+    found: list[int] = []
     for _, event in session.stream([Request(list(prompt), max_new_tokens=tokens, ignore_eos=True)]):
         if not found:
             began, own = time.perf_counter(), time.process_time()

@@ -186,7 +186,7 @@ def _saved(answers: Sequence[Record]) -> Finding:
     for kind in TEXTS:
         found = {
             policy: budget_as_good(
-                SHARES, *(curves(answers, kind, policy, one) for one in (WITHOUT, WITH)), budget=BASELINE
+                SHARES, curves(answers, kind, policy, WITHOUT), curves(answers, kind, policy, WITH), BASELINE
             )
             for policy in POLICIES
         }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.page import paragraph, plot, table, written_by
 from benchmarks.studies.figures import LineAxes, Panel, Stack, lines, stacked
@@ -214,11 +215,8 @@ def _kernels(both: Sequence[Measured]) -> Finding:
 
 
 def _selections(both: Sequence[Measured]) -> Finding:
-    less = [
-        (one.place, budget, one.less(*(derived(name, budget, first=First()) for name in ("hybrid", "quest-matched"))))
-        for one in both
-        for budget in BUDGETS
-    ]  # fmt: skip
+    hybrid, quest = (partial(derived, name, first=First()) for name in ("hybrid", "quest-matched"))
+    less = [(one.place, budget, one.less(hybrid(budget), quest(budget))) for one in both for budget in BUDGETS]
     return Finding(
         'Alone, "hybrid attention consistently outperforms Quest and SparQ, especially at low token budgets" '
         "(section 4.4.3, figure 8)",
@@ -329,7 +327,7 @@ def _attention_plot(both: Sequence[Measured]) -> bytes:
 
 
 def _memory_plot(both: Sequence[Measured]) -> bytes:
-    shown = {
+    shown: dict[str, Callable[[int], Cell]] = {
         "TOVA": lambda size: alone(First("tova"), size),
         "pool 17, alone": lambda size: alone(WIDE, size),
         "pool 17, 1/2 read": lambda size: with_stage_2(WIDE, HALF, size),

@@ -89,7 +89,7 @@ class TimedDecoder(TorchDecoder):
     def _now(self) -> Any:
         if not self.on_gpu:
             return time.perf_counter()
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: Any = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
@@ -227,7 +227,7 @@ def device_copy_bandwidth(device: torch.device) -> CopyBandwidth:
 
 
 def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)
 
 
 def break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:

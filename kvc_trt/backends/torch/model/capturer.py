@@ -51,7 +51,7 @@ class Capturer:
 
     def _warm_up(self, body: Body) -> None:
         """Run the body before the capture, to load modules, initialise libraries and compile functions."""
-        side: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side: Any = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             for _ in range(2):

@@ -66,7 +66,7 @@ def weight_prefetch(device: torch.device) -> WeightPrefetch | None:
         return None
     # Half of the cache: the other half is for the caches' entries, the activations, and earlier reads.
     room = int(torch.cuda.get_device_properties(device).L2_cache_size) // 2
-    side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side: Any = torch.cuda.Stream(device)
     ahead = WeightPrefetch(library, side, room)
     ahead.launch_once(device)
     return ahead

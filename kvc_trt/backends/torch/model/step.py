@@ -51,7 +51,7 @@ class StaticStep:
         self._best = torch.zeros(count * rows, dtype=torch.int64, device=device)
         self._host_logits = torch.zeros(self._logits.shape, pin_memory=on_gpu) if on_gpu else self._logits
         self._host_best = torch.zeros(count * rows, dtype=torch.int64, pin_memory=on_gpu) if on_gpu else self._best
-        self._copied: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._copied: Any = torch.cuda.Event() if on_gpu else None
         self._inputs[count + 1 :] = INACTIVE  # a capture runs the step, which must not change the state
         self._replay = capturer.capture(self._body)
 
