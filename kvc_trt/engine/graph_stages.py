@@ -33,16 +33,16 @@ def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progres
 
     The extend graph is included if the policy takes turns, the draft graph if the build asks for it."""
     turns = "extend" in stages and resolved.parameters.no_turn is None
+    write = partial(_write_graph, resolved=resolved, progress=progress)
     makers: dict[str, Maker] = {
         "weights": partial(_write_weights, resolved=resolved, source=source, progress=progress),
-        "prefill": partial(_write_prefill, resolved=resolved, progress=progress, turns=turns),
-        "decode": partial(_write_decode, resolved=resolved, progress=progress),
+        "prefill": partial(write, stage="prefill", turns=turns),
+        "decode": partial(write, stage="decode"),
     }
     if turns:
-        makers["extend"] = partial(_write_extend, resolved=resolved, progress=progress)
+        makers["extend"] = partial(write, stage="extend", all_logits=bool(resolved.config.all_logits))
     if "draft" in stages and resolved.config.draft_tokens is not None:
-        tokens = 1 + resolved.config.draft_tokens
-        makers["draft"] = partial(_write_draft, resolved=resolved, progress=progress, tokens=tokens)
+        makers["draft"] = partial(write, stage="draft", tokens=1 + resolved.config.draft_tokens)
     return makers
 
 
@@ -53,34 +53,19 @@ def _write_weights(
     write_weights(resolved.model, source.weights, path, weights=kind, length=length, progress=progress)
 
 
-def _write_prefill(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress, turns: bool) -> None:
-    from kvc_trt.graph.build import build_prefill
+def _write_graph(
+    path: Path, *, finished: Path, stage: str, resolved: ResolvedBuild, progress: Progress, **options: Any
+) -> None:
+    """Write the graph of a stage; `options` are those of its builder alone."""
+    from kvc_trt.graph import build  # which imports onnx
 
-    with progress.task("building the prefill graph", None):
-        _write_graph(partial(build_prefill, turns=turns), resolved, path, finished)
-
-
-def _write_decode(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress) -> None:
-    from kvc_trt.graph.build import build_decode
-
-    with progress.task("building the decode graph", None):
-        _write_graph(build_decode, resolved, path, finished)
-
-
-def _write_extend(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress) -> None:
-    from kvc_trt.graph.build import build_extend
-
-    with progress.task("building the extend graph", None):
-        _write_graph(partial(build_extend, all_logits=bool(resolved.config.all_logits)), resolved, path, finished)
-
-
-def _write_draft(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress, tokens: int) -> None:
-    from kvc_trt.graph.build import build_draft
-
-    with progress.task("building the draft graph", None):
-        _write_graph(partial(build_draft, tokens=tokens), resolved, path, finished)
-
-
-def _write_graph(build: Callable[..., ModelProto], resolved: ResolvedBuild, path: Path, finished: Path) -> None:
-    model: Any = build(resolved.model, resolved.parameters, weights=GraphWeights(finished / WEIGHTS_FILE))
-    path.write_bytes(model.SerializeToString(deterministic=True))
+    builders: dict[str, Callable[..., ModelProto]] = {
+        "prefill": build.build_prefill,
+        "decode": build.build_decode,
+        "extend": build.build_extend,
+        "draft": build.build_draft,
+    }
+    with progress.task(f"building the {stage} graph", None):
+        weights = GraphWeights(finished / WEIGHTS_FILE)
+        model: Any = builders[stage](resolved.model, resolved.parameters, weights=weights, **options)
+        path.write_bytes(model.SerializeToString(deterministic=True))

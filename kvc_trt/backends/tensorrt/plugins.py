@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvc_trt.backends.tensorrt.python_plugins import register
 from kvc_trt.backends.trusted_files import check_writers
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.inputs import sha256_of_input
@@ -130,8 +131,6 @@ def load_plugins(library: PluginLibrary, trt: TensorRT) -> LoadedPlugins:
 def _load(library: PluginLibrary, module: Any) -> LoadedPlugins:
     registry: tensorrt.IPluginRegistry = module.get_plugin_registry()
     if library.kind == "python":
-        from kvc_trt.backends.tensorrt.python_plugins import register
-
         registration = register(registry, module)
         return LoadedPlugins(registration.names, registration)
     path = str(library.path.resolve())

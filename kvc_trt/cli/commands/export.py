@@ -22,6 +22,8 @@ from kvc_trt.files.atomic import write_new_file
 from kvc_trt.serving.dynamo.cluster import CONTAINER_FILE, DEPLOYMENT_FILE, export_deployment
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.example import example_text
+from kvc_trt.serving.triton.family.ensemble import export_ensemble
+from kvc_trt.serving.triton.repository import export_model
 
 if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, KtCacheDtype
@@ -185,9 +187,6 @@ def triton(
     The server answers many requests together, and streams; kvc-trt has to be installed in its Python. See
     docs/serving-triton.md.
     """
-    from kvc_trt.serving.triton.family.ensemble import export_ensemble
-    from kvc_trt.serving.triton.repository import export_model
-
     if layout == "ensemble" and name is not None:
         raise InputError("--name is for --layout single: clients of an ensemble ask for 'ensemble'")
     settings = ServingSettings(**load)

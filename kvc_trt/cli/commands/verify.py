@@ -12,6 +12,7 @@ import cloup
 from kvc_trt import Engine
 from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
 from kvc_trt.accuracy.grid import PLAIN, Variant
+from kvc_trt.accuracy.request import AccuracyRequest, measure_engine, measure_policies
 from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import names, open_engine, runner
 from kvc_trt.cli.options.types import PREFILL_PRECISION, SEALED, CountOrByName, Counts, Names
@@ -201,8 +202,6 @@ def _hand_over(given: VerifyArguments, report: dict[str, Any], as_text: Callable
 
 def _run_tasks(given: VerifyArguments) -> None:
     """Measure how many right answers compression costs, and report it; VerificationFailed where a bar does not hold."""
-    from kvc_trt.accuracy.request import AccuracyRequest, measure_engine, measure_policies
-
     progress, asked = printing.progress(), given.asked
     request = AccuracyRequest(
         tasks=asked.tasks,

@@ -27,6 +27,7 @@ from kvc_trt.serving.example import example_text
 from kvc_trt.serving.owners import own_directory, remove_abandoned, runs
 from kvc_trt.serving.processes import Child, ask_here, asked_by_signals, until_asked
 from kvc_trt.serving.triton.installation import Installation
+from kvc_trt.serving.triton.repository import export_model
 
 ADDRESS = "127.0.0.1"
 _ASK_AGAIN_SECONDS = 0.1
@@ -143,8 +144,6 @@ class RunningTriton:
 
     def _export(self, deployment: TritonDeployment) -> list[tuple[str, dict[str, Any]]]:
         """Write the repository, and return a first request for each model by name."""
-        from kvc_trt.serving.triton.repository import export_model
-
         questions: list[tuple[str, dict[str, Any]]] = []
         for name, path in deployment.served:
             engine = open_engine(path)

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto, inliner
 from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.common import TensorMetadata
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
+from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS, TensorRtInstallation
+from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError
 from kvc_trt.verify.rungs.tensor_differences import tensor_names
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from kvc_trt.backends.harness import Harness
     from kvc_trt.engine import EngineDirectory
 
@@ -49,11 +50,6 @@ def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
     Where TensorRT reads no such graph (quantised weights, a policy without kernels) the functions
     are inlined alone.
     """
-    from onnx import ModelProto, inliner
-
-    from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS, TensorRtInstallation
-    from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
-
     copy, name = ModelProto(), "lowered"
     copy.CopyFrom(model)
     try:

@@ -1,4 +1,4 @@
-"""Which form a template asks for; the tools of a request, the grammars of their calls, and their chunks."""
+"""The form that a template asks for; the tools of a request, the grammars of their calls, and their chunks."""
 
 from __future__ import annotations
 

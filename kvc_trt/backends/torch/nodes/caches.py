@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from kvc_trt.backends.torch.nodes.layer_inputs import ManyTokens, OneToken
 from kvc_trt.backends.torch.policy_path import policy_path
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.decoder_options import DecoderOptions
-    from kvc_trt.backends.torch.nodes.cache_operations import CacheOperations, ManyTokens
+    from kvc_trt.backends.torch.nodes.cache_operations import CacheOperations
     from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 
@@ -115,7 +116,6 @@ class CachesByNodes:
 
         `x` is their normed residual stream, `cache_lengths` [caches,B] are the entries before the first step.
         """
-        from kvc_trt.backends.torch.nodes.cache_operations import OneToken
 
         @cache
         def every_plain() -> list[tuple[Tensor, ...]]:
@@ -134,8 +134,6 @@ class CachesByNodes:
         return found
 
     def _many(self, layer: int, block: Block) -> ManyTokens:
-        from kvc_trt.backends.torch.nodes.cache_operations import ManyTokens
-
         hidden, made = block
 
         @cache
