@@ -197,6 +197,61 @@ def test_a_module_holds_one_subject() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > 550} == {}
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def functions() -> list[tuple[str, Function]]:
+    """(module, definition) of every function and method."""
+    trees = ((name, ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for name, path in modules().items())
+    return [(name, node) for name, nodes in trees for node in nodes if isinstance(node, Function)]
+
+
+def parameters_of(function: Function) -> list[str]:
+    arguments = function.args
+    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def test_a_command_is_read_on_one_screen() -> None:
+    """The function itself, docstring included; its options stand above it."""
+    commands = [one for one in functions() if one[0].startswith("kvc_trt.cli.commands.")]
+    assert "kvc_trt.cli.commands.run" in {module for module, one in commands if one.name == "command"}
+    lengths = {f"{module}.{one.name}": (one.end_lineno or 0) - one.lineno + 1 for module, one in commands}
+    assert {name: lines for name, lines in lengths.items() if lines >= 60} == {}
+
+
+def test_options_of_a_run_travel_as_one_object() -> None:
+    """`Engine.open` takes them one by one; behind it they are `RunOptions`."""
+    takers = [f"{module}.{one.name}" for module, one in functions() if "prefill_precision" in parameters_of(one)]
+    assert takers == ["kvc_trt.api.engine.open"]
+
+
+LONG_SIGNATURES = {
+    "kvc_trt.api": {"build"},
+    "kvc_trt.api.engine": {"open"},
+    "kvc_trt.reference.bounds": {"append"},
+    "kvc_trt.reference.methods.expected_attention": {"keep_expected"},
+    "kvc_trt.reference.methods.hybrid": {"hybrid_attention"},
+    "kvc_trt.reference.methods.quest": {"quest_attention"},
+    "kvc_trt.reference.methods.sparq": {"sparq_attention"},
+    "kvc_trt.reference.turn": {"append_block", "compact_turn"},
+    "kvc_trt.runtime.chat.conversation": {"__init__"},
+    "kvc_trt.runtime.scheduler.scheduler": {"__init__"},
+    "kvc_trt.runtime.session.session": {"__init__"},
+    "kvc_trt.tasks.dataset": {"draw_data_set"},
+    "kvc_trt.verify.ladder": {"verify"},
+}
+"""Interfaces of the package or of one of its parts; almost all of their parameters are named, and have defaults."""
+
+
+def test_no_other_function_takes_more_than_eight_parameters() -> None:
+    found: dict[str, set[str]] = {}
+    for module, one in functions():
+        if len(parameters_of(one)) > 8:
+            found.setdefault(module, set()).add(one.name)
+    assert found == LONG_SIGNATURES
+
+
 LONGER_FAMILIES = {"falcon", "gpt_oss", "qwen3_next"}
 """Falcon is two architectures; the others have experts in MXFP4, and linear layers."""
 

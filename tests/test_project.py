@@ -49,6 +49,11 @@ def test_demo_output_in_the_readme_is_in_its_transcript_in_that_order(block: int
             place = whole.index(line, place) + len(line)
 
 
+@pytest.mark.parametrize(("page", "most"), [("README.md", 110), ("docs/results/accuracy-smollm2.md", 120)])
+def test_pages_that_are_read_to_their_end_are_short(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
+
+
 def test_lines_of_the_readme_are_wrapped_alike():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "- "))] == []

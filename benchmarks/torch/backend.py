@@ -36,7 +36,7 @@ from benchmarks.torch import baselines as torch_baselines
 from benchmarks.torch.cases import FORMATS, Cell, against_dense, cells, figures
 from kvc_trt.backends.torch.benchmark import TimedDecoder
 from kvc_trt.backends.torch.decoder_options import DecoderOptions
-from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.executor import Decoding, TorchExecutor
 from kvc_trt.backends.torch.model.elementwise import compiled
 from kvc_trt.backends.torch.model.weights import TorchWeights, joined_names
 from kvc_trt.errors import UnsupportedEnvironment
@@ -147,7 +147,8 @@ def open_cell(cell: Cell, weights: TorchWeights) -> TorchExecutor:
     if make := torch_baselines.BASELINES.get(cell.name):
         capacity, dtype = cell.parameters.layer_capacity(0), getattr(torch, cell.dtype)
         dense = make(cell.model, cell.batch, capacity, cell.entries[0] + 1, dtype)
-    executor = TorchExecutor(cell.program, weights=weights, device=weights.embedding.device.type, dense_attention=dense)
+    device, decoding = weights.embedding.device.type, Decoding(dense_attention=dense)
+    executor = TorchExecutor(cell.program, weights=weights, device=device, decoding=decoding)
     executor.allocate(cell.batch)
     fill(executor, cell.entries)
     return executor

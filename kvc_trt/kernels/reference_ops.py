@@ -162,7 +162,7 @@ def hybrid_attention(
     slots, pages = cache_lengths[active], -(-k_cache.shape[2] // page_size)
     keys, values, page_min, page_max = (t[active] for t in (k_cache, v_cache, *page_major(bounds, pages)))
     new = k_new[active], v_new[active]
-    append_in_place(keys, values, page_min, page_max, slots, *new, page_size=page_size, fp8=fp8)
+    append_in_place((keys, values, page_min, page_max), slots, *new, page_size=page_size, fp8=fp8)
     k_cache[active], v_cache[active] = keys, values
     bounds[active] = channel_major(page_min, page_max, query.dtype, fp8=fp8)
     attended, chosen = reference.hybrid_attention(
@@ -183,7 +183,7 @@ def dense_attention(
     if not bool(active.any()):
         return output
     slots, keys, values = cache_lengths[active], k_cache[active], v_cache[active]
-    append_in_place(keys, values, None, None, slots, k_new[active], v_new[active], page_size=1)
+    append_in_place((keys, values, None, None), slots, k_new[active], v_new[active], page_size=1)
     k_cache[active], v_cache[active] = keys, values
     attended = reference.dense_attention(_widened(query[active]), _widened(keys), _widened(values), slots + 1)
     output[active] = attended.to(query.dtype)

@@ -85,15 +85,19 @@ def append(
         checks.tensor(name, value, f"{list(shape)} of {keys.dtype}", *shape, dtype=keys.dtype)
     checks.lengths("lengths", lengths, batch, 0, slots - 1)
     copies = keys.clone(), values.clone(), page_min.clone(), page_max.clone()
-    append_in_place(*copies, lengths, k_new, v_new, page_size=page_size, fp8=fp8)
+    append_in_place(copies, lengths, k_new, v_new, page_size=page_size, fp8=fp8)
     return copies
 
 
+Tables = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Keys and values of a cache [B,G,C,D], and the bounds of its pages [B,G,P,D]; None without pages."""
+
+
 def append_in_place(
-    keys: Tensor, values: Tensor, page_min: Tensor | None, page_max: Tensor | None, lengths: Tensor, k_new: Tensor,
-    v_new: Tensor, *, page_size: int, fp8: bool = False,
-) -> None:  # fmt: skip
-    """`append` into the caller's own tensors, unchecked (the decoder owns its cache); bounds may be None."""
+    tables: Tables, lengths: Tensor, k_new: Tensor, v_new: Tensor, *, page_size: int, fp8: bool = False
+) -> None:
+    """`append` into the caller's own tables, unchecked (the decoder owns its cache)."""
+    keys, values, page_min, page_max = tables
     for row, slot in enumerate(lengths.tolist()):
         keys[row, :, slot], values[row, :, slot] = k_new[row], v_new[row]
         if page_min is not None and page_max is not None:

@@ -111,11 +111,11 @@ def append_block(
     for b, (m, n) in enumerate(zip(stored, new, strict=True)):
         if m + n > keys.shape[2]:
             raise ValueError(f"row {b} stores {m} tokens and gets {n}; expected at most {keys.shape[2]} in all")
-        row = [None if table is None else table[b : b + 1] for table in (keys, values, page_min, page_max)]
+        low, high = (None if table is None else table[b : b + 1] for table in (page_min, page_max))
+        tables = keys[b : b + 1], values[b : b + 1], low, high
         for i in range(n):
             slot, entry = lengths[b : b + 1] + i, (k_new[b : b + 1, :, i], v_new[b : b + 1, :, i])
-            tables = row[0], row[1], row[2], row[3]
-            append_in_place(*tables, slot, *entry, page_size=page_size, fp8=fp8)  # type: ignore[arg-type]
+            append_in_place(tables, slot, *entry, page_size=page_size, fp8=fp8)
 
 
 def compact_turn(

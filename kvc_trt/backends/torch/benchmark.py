@@ -36,7 +36,7 @@ from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.device import choose_device
-from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.executor import Decoding, TorchExecutor
 from kvc_trt.backends.torch.model.decoder import TorchDecoder
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
@@ -176,7 +176,7 @@ class TorchBenchmark(Benchmark):
         """Time `compact` in a `TimedDecoder`."""
         if not compacts(program):
             return None
-        executor = TorchExecutor(program, weights=self._weights, decoder_class=TimedDecoder)
+        executor = TorchExecutor(program, weights=self._weights, decoding=Decoding(TimedDecoder))
         decoder, found = cast(TimedDecoder, executor.decoder), []
         for _ in range(repeats + 1):  # the first one warms up
             decoder.marks.clear()

@@ -8,6 +8,7 @@ kernels (emulated, or their reference) inside a whole model.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -51,22 +52,31 @@ SHORTER = "take shorter prompts, or fewer rows"
 SMALLER = "take a smaller batch, or build the engine with a smaller token budget or length"
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """The decoder of an executor, and two of its options."""
+
+    decoder: Callable[..., TorchDecoder] = TorchDecoder
+    """Makes the decoder of a model, parameters, weights and `DecoderOptions`."""
+    dense_attention: DenseAttention | None = None
+    """Replaces our kernel in layers that read their whole cache."""
+    twin_of: PolicyParameters | None = None
+    """The parameters of the engine whose dense twin the program is, if both must agree bit for bit."""
+
+
 class TorchExecutor(ExecutorBase):
     """The `Executor` of one engine, or of a `Program` derived from one.
 
     `device` is auto (that of the kernel library in use, or the CPU), cpu or cuda. A number of threads is set for the
     whole process; None keeps PyTorch's. `expose` names values for `exposed`: q_window.L, keys.L, values.L, indices.L of
     prefill, query.L, attended.L, selected.L of decode; steps are then not captured. `weights` shares those of another
-    executor; `dense_attention` replaces our kernel in layers that read their whole cache; `decoder_class`
-    replaces the decoder. `twin_of` are the parameters of the engine whose dense twin the program is, if both must agree
-    bit for bit. If a policy has no kernels for some part, `expose` may name any value of the graphs' nodes.
+    executor. If a policy has no kernels for some part, `expose` may name any value of the graphs' nodes.
     """
 
     def __init__(
         self, engine: EngineDirectory | Program, options: RunOptions = DEFAULTS, *, expose: Collection[str] = (),
-        weights: TorchWeights | None = None, device: str = "auto", dense_attention: DenseAttention | None = None,
-        prefill_tokens: int = PREFILL_TOKENS, decoder_class: Callable[..., TorchDecoder] = TorchDecoder,
-        twin_of: PolicyParameters | None = None,
+        weights: TorchWeights | None = None, device: str = "auto", prefill_tokens: int = PREFILL_TOKENS,
+        decoding: Decoding = Decoding(),
     ) -> None:  # fmt: skip
         program = engine if isinstance(engine, Program) else engine_program(engine)
         path = policy_path(program.model, program.parameters)
@@ -79,8 +89,8 @@ class TorchExecutor(ExecutorBase):
         if path is not None:
             warn_once(str(path))
         self._limits = program.limits
-        self._expose, self._weights, self._dense_attention = frozenset(expose), weights, dense_attention
-        self._prefill_tokens, self._decoder_class, self._twin_of = prefill_tokens, decoder_class, twin_of
+        self._expose, self._weights = frozenset(expose), weights
+        self._prefill_tokens, self._decoding = prefill_tokens, decoding
         self._buffers: dict[str, Tensor] = {}
         self._steps: dict[tuple[int, int], StaticStep] = {}
         if options.threads is not None:
@@ -106,11 +116,11 @@ class TorchExecutor(ExecutorBase):
             self._cache_dtype,
             expose=self._expose,
             elementwise=elementwise.compiled() if on_gpu else elementwise.AS_WRITTEN,
-            dense_attention=self._dense_attention,
+            dense_attention=self._decoding.dense_attention,
             turns=any(not tensor.in_step for tensor in self.program.state),
-            twin_of=self._twin_of,
+            twin_of=self._decoding.twin_of,
         )
-        return self._decoder_class(self.program.model, self.program.parameters, self.weights, options)
+        return self._decoding.decoder(self.program.model, self.program.parameters, self.weights, options)
 
     @cached_property
     def capturer(self) -> Capturer:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from kvc_trt.backends.harness import EngineOperator, StoredBlock, Watched
 from kvc_trt.backends.single_operator import alike_nodes
 from kvc_trt.backends.stored_blocks import stored_blocks
-from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
+from kvc_trt.backends.torch.executor import Decoding, TorchExecutor, kernel_device
 from kvc_trt.backends.torch.harness import TorchHarness, TorchOperator
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention, sliding_attention
 from kvc_trt.backends.torch.model.shaped_attention import shaped_attention
@@ -43,7 +43,7 @@ class NodeHarness(TorchHarness):
     def open_twin(self) -> Executor:
         """Open the dense twin so that its steps run the same operations as the engine's within the budget."""
         twin, engine = twin_program(self._engine), self._engine.parameters
-        return TorchExecutor(twin, self._options, weights=self._weights, twin_of=engine)
+        return TorchExecutor(twin, self._options, weights=self._weights, decoding=Decoding(twin_of=engine))
 
     @override
     def operators(self) -> list[EngineOperator]:

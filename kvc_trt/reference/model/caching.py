@@ -167,13 +167,13 @@ class LayerCaches:
         if cache.positions is not None:
             for row, slot in enumerate(cache.lengths.tolist()):
                 cache.positions[row, :, slot] = positions[row]
-        state = cache.keys, cache.values, cache.page_min, cache.page_max, cache.lengths
-        rule = group.parameters
-        bounds.append_in_place(*state, keys, values, page_size=rule.page_size, fp8=rule.fp8_bounds)
+        tables, rule = (cache.keys, cache.values, cache.page_min, cache.page_max), group.parameters
+        bounds.append_in_place(tables, cache.lengths, keys, values, page_size=rule.page_size, fp8=rule.fp8_bounds)
         cache.lengths = cache.lengths + 1
         if cache.whole is not None:
             whole = cache.whole
-            bounds.append_in_place(whole.keys, whole.values, None, None, whole.lengths, keys, values, page_size=1)
+            tables = whole.keys, whole.values, None, None
+            bounds.append_in_place(tables, whole.lengths, keys, values, page_size=1)
             whole.lengths = whole.lengths + 1
 
     def _compact(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from kvc_trt.backends.torch.executor import Decoding
 from kvc_trt.backends.torch.model.decoder import TorchDecoder
 
 
-def in_blocks(tokens: int) -> Callable[..., TorchDecoder]:
-    """Return a `decoder_class` for an executor; its prefill computes `tokens` tokens at once."""
+def in_blocks(tokens: int) -> Decoding:
+    """Return the decoding of an executor whose prefill computes `tokens` tokens at once."""
 
     def made(config, parameters, weights, options):
         return TorchDecoder(config, parameters, weights, replace(options, block=tokens))
 
-    return made
+    return Decoding(made)

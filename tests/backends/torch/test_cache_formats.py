@@ -11,7 +11,7 @@ import torch
 
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.executor import Decoding, TorchExecutor
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.kernels import use_library
 from kvc_trt.models.cache_formats import AUTO
@@ -193,6 +193,8 @@ def test_a_16_bit_engine_rounds_to_16_bits_before_it_stores_codes(make_program):
 
 
 def test_attention_of_others_is_refused_in_a_format(make_program):
-    executor = TorchExecutor(make_program("full", kv_cache="int8"), dense_attention=print, device="cpu")
+    executor = TorchExecutor(
+        make_program("full", kv_cache="int8"), decoding=Decoding(dense_attention=print), device="cpu"
+    )
     with pytest.raises(ValueError, match="dense_attention reads exact caches; expected kv_cache auto, found int8"):
         executor.load()

@@ -84,7 +84,7 @@ def test_an_inactive_row_keeps_its_state_whatever_it_is_fed() -> None:
 @pytest.mark.parametrize("length", [1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 def test_slices_give_the_bits_of_the_whole_prefill(length: int, policy: str, make_program) -> None:
     program = make_program(policy, model=MODEL)
-    executor = TorchExecutor(program, device="cpu", decoder_class=in_blocks(CHUNK))
+    executor = TorchExecutor(program, device="cpu", decoding=in_blocks(CHUNK))
     batch = batch_of([np.random.default_rng(length).integers(2, 97, length).tolist()])
     whole = executor.prefill(batch.input_ids, batch.prompt_lengths)
     found, shares = result_of(executor.prefill_in_slices(batch.input_ids, batch.prompt_lengths, limit=0.0))

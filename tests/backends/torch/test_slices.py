@@ -31,7 +31,7 @@ LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, TOGETHER, TOGETHER + 1, 3 * TOGETHER 
 
 def cut(program) -> TorchExecutor:
     """Return an executor whose prefill has small pieces."""
-    return TorchExecutor(program, device="cpu", decoder_class=in_blocks(BLOCK))
+    return TorchExecutor(program, device="cpu", decoding=in_blocks(BLOCK))
 
 
 def prompt(length: int):

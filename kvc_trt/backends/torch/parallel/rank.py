@@ -130,7 +130,7 @@ class Rank:
         return None
 
     def _open(self, number: int, program: Program, expose: tuple[str, ...], twin_of: PolicyParameters | None) -> None:
-        from kvc_trt.backends.torch.executor import TorchExecutor
+        from kvc_trt.backends.torch.executor import Decoding, TorchExecutor
         from kvc_trt.backends.torch.parallel.decoder import ParallelDecoder
 
         shard = self._shard
@@ -139,7 +139,7 @@ class Rank:
         self._dtype = program.dtype
         self._executors[number] = TorchExecutor(
             replace(program, model=shard.local, state=state), expose=expose, weights=self._weights,
-            device="auto" if self._start.device == "cuda" else "cpu", decoder_class=decoder, twin_of=twin_of,
+            device="auto" if self._start.device == "cuda" else "cpu", decoding=Decoding(decoder, twin_of=twin_of),
         )  # fmt: skip
 
     @cached_property
