@@ -72,8 +72,8 @@ def _head(result: Mapping[str, Any]) -> str:
         f"{measured_by('python -m benchmarks.accuracy', record, str(record['usable_cores']) + ' cores')}; "
         f"{spent['processor_seconds']:,} s of processor time. Model {settings['model']} ({settings['weights']}), "
         f"{settings['samples']} questions per task, length and mode, seed {settings['seed']}, greedy; longest answers "
-        f"in tokens: {rooms}. Figures are percent ± one standard error (questions); [accuracy.csv](accuracy.csv) has "
-        "every task. Cells count where the full cache answers enough."
+        f"in tokens: {rooms}. Figures are percent ± one standard error (number of questions); "
+        "[accuracy.csv](accuracy.csv) has every task. A task counts where the full cache answers enough of it."
     )
 
 
@@ -141,7 +141,7 @@ def _order(order: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "## The order of the paper"
     yield paragraph(
         "First minus second, in points, on the same questions of every group that counts and that both answered; a "
-        f"difference below {NOTICEABLE:g} standard errors is none."
+        f"difference below {NOTICEABLE:g} standard errors counts as equal."
     )
     yield "\n".join(f"- {line}" for line in summary(found))
     budgets = sorted({one.token_budget for one in found})
@@ -169,7 +169,7 @@ def _rest(found: Sequence[Cell]) -> Iterator[str]:
         if cell["policy"] == BASELINE and not cell["evidence"]
     ]
     if lines:
-        yield "## Not learned\n\n" + "\n".join(lines)
+        yield "## Tasks that the model has not learned\n\n" + "\n".join(lines)
     why: dict[str, str] = {}
     for cell in (one for one in found if "reason" in one):
         why.setdefault(f"`{cell['policy']} {cell['token_budget']}`", cell["reason"])

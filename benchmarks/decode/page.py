@@ -109,7 +109,7 @@ def _growth(result: Row) -> str:
         f"{100 * growth:.0f} % at batch {last['batch']} (bar {100 * GROWTH_BAR:.0f} %).\n\n"
         "At batch 1 the sparse step mostly reads its 492 MB of weights. The dense engine reads them too, so bytes\n"
         "alone allow ratios of 1.55, 2.1 and 5.4; the rest is computation that the dense engine does and the sparse\n"
-        "one does not. Ratios at batch 1 also depend most on a memory bandwidth that other programs share."
+        "one does not. Ratios at batch 1 also depend most on the memory bandwidth, which other programs share."
     )
 
 
@@ -122,7 +122,7 @@ def _attention(result: Row) -> str:
     one = result["attention_alone"][0]
     return (
         f"## One layer's attention alone\n\nHeads {one['heads']} (query, KV, size), {one['context'] // 1024}K "
-        "tokens, batch 1: how many times as fast as dense attention.\n\n" + "\n".join(lines)
+        "tokens, batch 1: the time of dense attention over RocketKV's.\n\n" + "\n".join(lines)
     )
 
 

@@ -52,12 +52,12 @@ def _head(data: Mapping[str, Any]) -> str:
             "All engines run the same random weights and the same prompt, greedy, each in a process of its own; they "
             "take turns. *First token* is the time of the prompt, compaction included; *step* is the time of one "
             "further token. Figures are medians over the runs, with the range where there is more than one. "
-            "*Floor*: the bytes that a step of kvc-trt has to read over the faster of both bandwidths; the "
-            "others' formats differ, so theirs is not said. *Peak* is the highest resident memory of the process.",
+            "*Floor* is the time that a step of kvc-trt needs to read its bytes at the faster of both bandwidths; the "
+            "others store other bytes, so they have none here. *Peak* is the highest resident memory of the process.",
             "",
-            "A format's name does not say the same bits everywhere: at int4, kvc-trt has blocks of 32 with a float16 "
-            "scale, an int4 head (in a tied model: 8 bits) and a table in 8 bits; OpenVINO groups of 128, head and "
-            "table in 8 bits; llama.cpp Q4_0 throughout. *Disk* shows it.",
+            "Engines store different bits under the same name of a format. At int4, kvc-trt has blocks of 32 with a "
+            "float16 scale, an int4 head (in a tied model: 8 bits) and an embedding in 8 bits; OpenVINO has groups of "
+            "128, head and embedding in 8 bits; llama.cpp has Q4_0 throughout. *Disk* shows the difference.",
             "",
             "Token budgets are not equal memory: at a budget of 512, RocketKV reads 512 pairs per step and layer and "
             "stores more; the eviction of OpenVINO and of SnapKV *stores* 512 tokens.",
@@ -228,7 +228,7 @@ def notes(data: Mapping[str, Any], rows: str) -> list[str]:
     lines = []
     if NOISY in rows:
         lines.append(
-            f"{NOISY} Others used more than {BUSY:.0%} of the processor in every run; such figures say little."
+            f"{NOISY} Others used more than {BUSY:.0%} of the processor in every run; such figures are unreliable."
         )
     lines += [f"- Not measured: {key}: {reason}" for key, reason in data.get("failed", {}).items()]
     return ["\n".join(lines)] if lines else []

@@ -109,8 +109,8 @@ def _head(data: Mapping[str, Any]) -> str:
             versions(machine, data["versions"]),
             "",
             f"Real servers on loopback, loaded by real tools: {_servers(data)}. "
-            f"{' or '.join(map(str, clients))} clients, each of which asks again as soon as it is answered. Answers "
-            "are greedy, and an end token does not end them, so that every point has the same work per request.",
+            f"{' or '.join(map(str, clients))} clients send a request each, and the next one once it is answered. "
+            "Answers are greedy and end tokens are ignored, so that every point does the same work per request.",
             "",
             kinds,
             "",
@@ -161,10 +161,10 @@ def _memory(points: Points) -> Iterable[str]:
     lines = [
         "## Nothing lost, and memory",
         "",
-        "An answer is compared with that of `kvc-trt run`. It may leave it at a *near-tie*, where the two best "
-        "logarithms of probabilities are less than 0.001 apart: rounding depends on how many rows there are. Memory is "
-        "the resident memory of all processes of the server, what they share counted for each; *early* is the median "
-        "of the second fifth of the time, *late* of the last.",
+        "An answer is compared with that of `kvc-trt run`. It may differ from a *near-tie* on, where the two best "
+        "log-probabilities are less than 0.001 apart: rounding depends on the number of rows. Memory is the sum of the "
+        "resident memory of all processes of the server, so shared pages count once for each of them; *early* is its "
+        "median in the second fifth of the time, *late* in the last fifth.",
         "",
         "| point | lost | equal | near-tie | different | memory early, MiB | late | peak |",
         "|---|---|---|---|---|---|---|---|",
@@ -250,7 +250,8 @@ def _same_memory(points: Points) -> Iterable[str]:
         f"Rows and the prompt that is being read may take {compressed['memory_bytes'] / 2**20:,.0f} MiB "
         "(`--memory-bytes`), and the scheduler admits as many rows as fit: "
         + _beside(compressed, full, "compressed", "with the full cache")
-        + ". The prompt that is being read takes its part, and rows that end sooner than prompts are read stay few.",
+        + ". The prompt that is being read takes a part of that memory. Where answers end sooner than new prompts are "
+        "read, few rows run at once.",
         "",
         "| cache | one row, MiB | rows of that size in it | rows at once, median | most | tokens/s "
         "| whole answer p50, p99, s |",
@@ -278,9 +279,8 @@ def _apart(points: Points) -> Iterable[str]:
     lines = [
         "## Prefill and decode apart",
         "",
-        "What travels from prefill to decode is the cache of a prompt with its last logits. On one machine this costs "
-        "and gains nothing but what the two processes take from each other; the bytes are those that a network would "
-        "carry.",
+        "Prefill sends decode the cache of each prompt, with its last logits. On one machine both processes share the "
+        "same cores, so that nothing is gained; the bytes are those that a network would carry.",
         "",
         "| | bytes moved per request, median, MiB | tokens kept per cache, median | tokens/s | first token p50, p99, s "
         "| per token p50, ms |",
@@ -304,12 +304,12 @@ def _mark(one: Mapping[str, Any]) -> str:
 def _notes(data: Mapping[str, Any]) -> str:
     lines = []
     if any(_mark(one) for one in data["points"].values()):
-        lines.append(f"† Others used more than {BUSY:.0%} of the processor; such figures say little.")
+        lines.append(f"† Others used more than {BUSY:.0%} of the processor; such figures are unreliable.")
     once = [name for name, one in data["points"].items() if one["sent"] < 2 * one["clients"]]
     if once:
         lines.append(
-            f"{', '.join(once)}: the time was too short for two requests of each client: nearly all came at the "
-            "same moment. Times to the first token are those of such a burst, and rows are few at its end."
+            f"{', '.join(once)}: the time was too short for two requests of each client, so nearly all came at the "
+            "same moment. Times to the first token are those of this burst, and few rows run at its end."
         )
     for name, one in data["points"].items():
         lines += [f"- {name}: {error}" for error in one["errors"]]

@@ -41,7 +41,8 @@ def _left(data: Mapping[str, Any]) -> str:
     return paragraph(
         f"At the end the scheduler's thread {thread}, {data['rows_free']} of {data['rows']} rows were free, and "
         f"{data['without_an_end']} requests had no end, after {data['steps']:,} steps, {data['turns']:,} turns and "
-        f"{data['slices']:,} slices; of {data['drafted_tokens']:,} tokens of drafts {data['accepted_tokens']:,} held."
+        f"{data['slices']:,} slices; {data['accepted_tokens']:,} of {data['drafted_tokens']:,} drafted tokens were "
+        "accepted."
     )
 
 
@@ -76,9 +77,9 @@ def _rows(data: Mapping[str, Any]) -> str:
     slowest = max((one["answers_after_seconds"] for one in kills), default=0.0)
     return paragraph(
         f"{len(kills)} processes were killed by SIGKILL (workers and the frontend in turn); each time every engine "
-        f"answered again, after {slowest:g} s at most. The server was left in peace {len(looks)} times: {left:g} "
-        f"requests were still in a worker, {open_:g} had no end, and at least {fewest} of {data['rows']} rows were "
-        "taken at once."
+        f"answered again, after {slowest:g} s at most. The clients paused {len(looks)} times; then {left:g} requests "
+        f"were left in a worker, {open_:g} had no end, and at least {fewest} of {data['rows']} rows could be taken at "
+        "once."
     )
 
 

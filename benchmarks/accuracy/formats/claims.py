@@ -38,10 +38,10 @@ FORMATS = tuple(form for form in CACHE_FORMATS if form != AUTO)
 def costs(found: Formats) -> Iterator[str]:
     """Yield the cost of each format beside fp32, and the reasons against it as the default."""
     yield paragraph(
-        "**What a format costs** beside the same cache in fp32: points, a mean over all methods and budgets for each "
-        "of the n questions that all of them were asked, with 95 % intervals over these and two made-up ones, a gain "
-        "and a loss of one cache; nats a token of a summary; divergence in nats a token along plain text: both without "
-        "made-up ones."
+        "**The cost of a format** beside the same cache in fp32, with 95 % intervals. Questions are in points: each of "
+        "the n questions counts with its mean over all methods and budgets, and the interval also covers two made-up "
+        "questions, one that a single cache gains and one that it loses. A summary, and the divergence along plain "
+        "text, are in nats a token, without made-up texts."
     )
     lines = []
     for form in FORMATS:
@@ -50,12 +50,12 @@ def costs(found: Formats) -> Iterator[str]:
         lines.append(bullet(f"**`{form}`**: {'; '.join(one for one in said if one)}."))
     yield "\n".join(lines)
     yield paragraph(
-        f"**As a default** a format must exclude a loss of {100 * LARGEST_LOSS:.0f} points in every group (in nats: "
-        f"of {LARGEST_DIVERGENCE:g}) and diverge by at most {LARGEST_DIVERGENCE:g} nats a token under every method. Of "
-        f"one method at one budget, {SAMPLES} questions without any difference leave a loss of "
-        f"{100 * open_with(SAMPLES):.1f} points open (Wilson); {enough_questions()} would exclude "
-        f"{100 * LARGEST_LOSS:.0f}. So intervals are those of all methods together, and what a single one loses beyond "
-        f"chance is named. Fewer than {SAMPLES} questions decide nothing."
+        f"**To be the default**, a format must exclude a loss of {100 * LARGEST_LOSS:.0f} points in every group (in "
+        f"nats: of {LARGEST_DIVERGENCE:g}) and diverge by at most {LARGEST_DIVERGENCE:g} nats a token under every "
+        f"method. One method at one budget cannot show that here: {SAMPLES} questions without any difference still "
+        f"allow a loss of {100 * open_with(SAMPLES):.1f} points (Wilson), and it takes {enough_questions()} to exclude "
+        f"{100 * LARGEST_LOSS:.0f}. So the intervals are those of all methods together, and a single method is named "
+        f"where it loses more than chance explains. Fewer than {SAMPLES} questions decide nothing."
     )
     yield "\n".join(_verdict(found, form) for form in FORMATS)
 
@@ -82,8 +82,8 @@ def _divergences(found: Formats, form: str) -> str:
     own = span(f"{one:.4f}" for one in sorted(means[place].value for place in others))
     more = max((farther(found, *place, form) for place in others), key=lambda one: one.value)
     return (
-        f"{said}, other methods' by {own} from the same method in fp32; in this format a method is at most "
-        f"{more.value:.4f} [{more.low:.4f}, {more.high:.4f}] farther from the whole fp32 cache than in fp32"
+        f"{said}; each other method diverges from itself in fp32, by {own}, and is at most {more.value:.4f} "
+        f"[{more.low:.4f}, {more.high:.4f}] farther from the whole fp32 cache than it is in fp32"
     )
 
 
@@ -95,9 +95,9 @@ def _verdict(found: Formats, form: str) -> str:
 def smallest(found: Formats) -> Iterator[str]:
     """Yield the smallest caches that still answer, group by group."""
     yield paragraph(
-        f"**The smallest caches that answer {100 * NEARLY:.0f} %** of what their side's whole cache answers, as do all "
-        f"larger ones of the same method and format (at most {NAMED} of a side, of those asked {ENOUGH} questions; "
-        "in MiB):"
+        f"**The smallest caches that keep {100 * NEARLY:.0f} %** of the answers of their side's whole cache, in MiB. "
+        "All larger caches of the same method and format keep as much. At most "
+        f"{NAMED} of a side are named, and none that was asked fewer than {ENOUGH} questions:"
     )
     lines = []
     for group in found.groups:
@@ -144,8 +144,9 @@ def _named(found: Formats, cells: Sequence[Answered], whole: Answered) -> str:
 def at_equal_bytes(found: Formats) -> Iterator[str]:
     """Whole caches in few bits beside evicting ones in fp32, and evicting ones in few bits beside those."""
     yield paragraph(
-        "**At equal bytes**, better or worse beyond chance (exact sign test over the questions, Holm's correction over "
-        f"a claim's comparisons in a group), of all groups together and of caches that were asked {ENOUGH} questions:"
+        "**At equal bytes**: the comparisons in which a cache is better or worse beyond chance (exact sign test over "
+        "the questions, Holm's correction over a claim's comparisons in a group). All groups count together, without "
+        f"caches that were asked fewer than {ENOUGH} questions:"
     )
     lines = []
     for form in FORMATS:
@@ -155,11 +156,11 @@ def at_equal_bytes(found: Formats) -> Iterator[str]:
         if not larger and not said:
             continue
         sizes = sorted(cell.stored / MIB for one in found.groups if (cell := found.cell(one, BASELINE, form, None)))
-        beside = f" beside evicting caches in fp32 of at least its bytes: {larger}." if larger else "."
+        beside = f" beside evicting caches in fp32 with at least as many bytes: {larger}." if larger else "."
         lines.append(
             bullet(
                 f"**The whole cache in `{form}`** ({span(f'{one:.1f}' for one in sizes)} MiB){beside}"
-                + (f" Beside those of no more bytes: {said}." if said else "")
+                + (f" Beside evicting caches with no more bytes: {said}." if said else "")
             )
         )
     yield "\n".join(lines)

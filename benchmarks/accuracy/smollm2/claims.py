@@ -108,7 +108,7 @@ def by_group(found: Comparison) -> Iterator[str]:
         answered = sum(full.scores)
         yield bullet(
             f"**{group.short.capitalize()}**: {kept} % of {answered:g} answers"
-            + (f"; of {full.stored / MIB:.1f} MiB, {100 * NEARLY:.0f} % take: {smallest}." if smallest else ".")
+            + (f"; {100 * NEARLY:.0f} % need, of {full.stored / MIB:.1f} MiB: {smallest}." if smallest else ".")
         )
 
 

@@ -73,8 +73,8 @@ def measured(found: Comparison) -> str:
     parts = [
         "## Claims",
         *beside_others(found),
-        f"**What `{ROCKETKV}` keeps** of the whole cache's answers at {budgets}; MiB from which on others keep most:\n"
-        + "\n".join(lists),
+        f"**The whole cache's answers that `{ROCKETKV}` keeps** at {budgets}, and the MiB from which each method keeps "
+        "most:\n" + "\n".join(lists),
         "## Answers at the bytes that are stored",
         "\n".join(plot(image(group), PAGE) for group in plotted(found)),
         f"## Every method at budgets {budgets}; one figure where all are alike",
@@ -114,7 +114,7 @@ def _alone(found: Comparison) -> Iterator[str]:
         )
     if others:
         answered = span(f"{one:.0f}" for one in others)
-        said.append(f"Of others that it alone was asked, {len(others)}, it answers {answered} %.")
+        said.append(f"Of the other groups that no policy was asked ({len(others)}), it answers {answered} %.")
     if said:
         yield bullet(" ".join(said))
 

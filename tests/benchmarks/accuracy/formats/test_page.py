@@ -62,7 +62,7 @@ def test_a_loss_is_the_mean_over_questions_and_methods(tmp_path):
     loss = pooled(found, NEEDLES, "int8")
     assert loss.value == pytest.approx(-8 / 64 / len(caches()))
     assert loss.low < loss.value < loss.high
-    assert loss.count == 64
+    assert loss.asked == 64
 
 
 def test_equal_answers_leave_an_interval_that_has_a_width(tmp_path):
@@ -98,13 +98,13 @@ def test_a_cache_that_diverges_from_itself_may_be_no_farther_from_the_whole_one(
     assert divergence_of(found, 2048, "hybrid", "int8").value == pytest.approx(0.02)
     assert farther(found, 2048, "hybrid", "int8") == (0, 0, 0, 2)
     text = " ".join(page.measured(found).split())
-    assert "a method is at most 0.0000 [0.0000, 0.0000] farther from the whole fp32 cache than in fp32" in text
+    assert "is at most 0.0000 [0.0000, 0.0000] farther from the whole fp32 cache than it is in fp32" in text
 
 
 def test_too_few_questions_speak_against_a_format_by_their_number(tmp_path):
     few = {(PLACE["task"], method, "int8", budget): RIGHT[:8] for method, budget in caches()}
     found = write(tmp_path, few)
-    assert pooled(found, NEEDLES, "int8").count == 8
+    assert pooled(found, NEEDLES, "int8").asked == 8
     assert list(against(found, "int8")) == ["8 of 64 questions were asked of: one needle"]
 
 
