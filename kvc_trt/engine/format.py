@@ -9,7 +9,7 @@ WEIGHTS_FILE, TOKENIZER_DIRECTORY = "weights.safetensors", "tokenizer"
 GRAPH_FILES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECODE_FILE}
 """Stage -> file, for the files that every engine has."""
 EVERY_GRAPH = {**GRAPH_FILES, "extend": EXTEND_FILE, "draft": DRAFT_FILE}
-"""Stage -> file, for a backend that also runs turns of a conversation and checks drafts."""
+"""Stage -> file, for a backend that also takes turns of a conversation and checks drafts."""
 OPTIONAL_GRAPHS = ("extend", "draft")
 """Some policies take no turns, drafts are checked by engines that were asked for, and older engines have neither."""
 

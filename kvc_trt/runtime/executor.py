@@ -289,7 +289,7 @@ class TurnExecutor(Executor, Protocol):
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
     ) -> Extended:  # fmt: skip
-        """Run a turn of the B rows from `first_row` on, in their buffers: `input_ids` [B, M] of `lengths` [B].
+        """Let the B rows from `first_row` on take a turn, in their buffers: `input_ids` [B, M] of `lengths` [B].
 
         `positions` [B] are the logical positions of the first new tokens; `cache_lengths` [caches, B] counts the
         tokens stored before the turn. Caches that keep everything have free slots for the new tokens.

@@ -144,7 +144,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
     ) -> Extended:  # fmt: skip
-        """Run a turn of the rows from `first_row` on; if it compacts, it rewrites their part of the buffers."""
+        """Let the rows from `first_row` on take a turn; if it compacts, it rewrites their part of the buffers."""
         rows, session = len(lengths), self.extend_session
         block = (input_ids.shape[1],) if self._limits.all_logits else ()
         logits = np.empty((rows, *block, self._limits.vocab_size), np.float32)

@@ -302,7 +302,7 @@ class TorchExecutor(ExecutorBase):
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
     ) -> Extended:  # fmt: skip
-        """Run a turn of the rows from `first_row` on, all together; no graph is captured."""
+        """Let the rows from `first_row` on take a turn, all together; no graph is captured."""
         if self._limits.no_turns is not None:
             raise ValueError(str(self._limits.no_turns))
         rows = slice(first_row, first_row + len(lengths))

@@ -92,12 +92,12 @@ class LayerCaches:
         outputs = [torch.empty_like(row.query) for row in projected]
         for number, (group, cache) in enumerate(zip(self._parameters.groups(layer), caches, strict=True)):
             rows = [self._of_group(group, row) for row in projected]
-            attended = self._extend((layer, number), group, cache, [row for row, _ in rows], positions)
+            attended = self._take_turn((layer, number), group, cache, [row for row, _ in rows], positions)
             for output, found, (row, heads) in zip(outputs, attended, rows, strict=True):
                 output[:, heads] = found[:, : len(row.query)].transpose(0, 1)
         return outputs
 
-    def _extend(
+    def _take_turn(
         self, where: tuple[int, int], group: HeadGroup, cache: LayerCache, rows: list[Projected], positions: Tensor
     ) -> Tensor:
         """Attend from a turn's tokens of one group, [B,heads,M,D], and put them into its cache."""

@@ -166,7 +166,7 @@ class Conversation:
         fed, new = self._new(text)
         row, continued = self._row, self._row is not None and new is not None
         if row is not None and new is not None:
-            self._turn(row, new, rules)
+            self._take_turn(row, new, rules)
         else:
             row = self._begin(fed, new, rules, stop)
         read = time.perf_counter()
@@ -239,7 +239,7 @@ class Conversation:
                 if stop():
                     raise Cancelled("the question was not read to its end, and is not part of the conversation")
 
-    def _turn(self, row: int, tokens: list[int], rules: Request) -> None:
+    def _take_turn(self, row: int, tokens: list[int], rules: Request) -> None:
         try:
             self._session.constrain(row, rules.grammar)
             self._session.turn(row, tokens, feed_last=False)

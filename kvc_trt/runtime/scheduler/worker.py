@@ -1,4 +1,4 @@
-"""The work of a scheduler's thread: it reads turns and slices of prompts, runs steps, and ends requests."""
+"""The work of a scheduler's thread: it takes turns, reads slices of prompts, runs steps, and ends requests."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class SchedulerWorker:
     def advance(self) -> bool:
         """Read one turn or one slice, if there is one, and run one step, if rows run; False if there was nothing."""
         self._end_late()
-        read = self._run_turn() or self._run_slice()
+        read = self._take_turn() or self._run_slice()
         self._end_late()
         return self._run_step() or read
 
@@ -131,8 +131,8 @@ class SchedulerWorker:
             self._free(one.row)
         return [one.turn for one in gone if one.turn is not None]
 
-    def _run_turn(self) -> bool:
-        """Read the first waiting turn that fits; return whether there was one."""
+    def _take_turn(self) -> bool:
+        """Take the first waiting turn that fits; return whether there was one."""
         with self._waiting.changed:
             found = self._waiting.parked.next(self._turn_fits)
         if found is None:

@@ -261,7 +261,7 @@ class Row:
         """Return the tokens to feed before the row samples again: a sampled one, and queued ones."""
         return [*(() if self.next_token is None else (self.next_token,)), *self.forced]
 
-    def turned(
+    def take_turn(
         self,
         tokens: list[int],
         new: list[int],
@@ -269,7 +269,7 @@ class Row:
         cache_lengths: NDArray[np.int64],
         max_new_tokens: int | None,
     ) -> None:
-        """Record that a turn of `tokens` was read, and begin its answer; the last of them, `new`, are its prompt."""
+        """Record a turn of `tokens` that was taken, and begin its answer; the last of them, `new`, are its prompt."""
         self.next_token = None
         self.forced.clear()
         self.read(tokens, answer, cache_lengths)

@@ -182,31 +182,31 @@ class Session:
     def turn(
         self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None, *, feed_last: bool = True
     ) -> None:
-        """Feed a turn of a conversation to one row at once; the next `step` samples the answer to it.
+        """Let one row take a turn of a conversation, in one pass; the next `step` samples the answer to it.
 
         The tokens follow everything that the row has seen, and its policy compacts stored and new tokens by its own
         rule. A new answer begins, of at most `max_new_tokens` (None: as before). The token that was sampled last has
         not been fed and goes first; without `feed_last` it is left out, for tokens that repeat it or end the answer in
         another way. InputError if the engine takes no turns, or if this one does not fit; the row is then unchanged.
         """
-        self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
+        self._take_turn(row, token_ids, max_new_tokens, feed_last=feed_last)
 
     def turn_logits(
         self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None, *, feed_last: bool = True
     ) -> NDArray[np.float32]:
-        """Feed a turn as `turn` does, and return the logits [tokens, vocab] after each of `token_ids`.
+        """Take a turn as `turn` does, and return the logits [tokens, vocab] after each of `token_ids`.
 
         Raises the InputErrors of `turn`, and one for an engine that was built without `all_logits`.
         """
         check_gives_all_logits(self.executor, f"row {row}")
-        logits = self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
+        logits = self._take_turn(row, token_ids, max_new_tokens, feed_last=feed_last)
         assert logits is not None, "its limits promise them"
         return logits
 
-    def _turn(
+    def _take_turn(
         self, row: int, token_ids: Iterable[int], max_new_tokens: int | None, *, feed_last: bool
     ) -> NDArray[np.float32] | None:
-        """Feed a turn; return the logits [tokens, vocab] after each of `token_ids`, None if the engine lacks them."""
+        """Take a turn; return the logits [tokens, vocab] after each of `token_ids`, None if the engine lacks them."""
         found = self._settled(row)
         start = time.perf_counter()
         try:

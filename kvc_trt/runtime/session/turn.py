@@ -34,7 +34,7 @@ def take_turn(
     *,
     feed_last: bool = True,
 ) -> Taken:
-    """Run a turn of `row`, which is at `place` of the buffers, and begin a new answer.
+    """Let `row`, which is at `place` of the buffers, take a turn, and begin a new answer.
 
     Tokens that the row has sampled or queued but not fed go first; without `feed_last`, the sampled one is left out.
     InputError if the turn is empty or does not fit, or if the engine takes no turns; nothing has changed then.
@@ -53,7 +53,7 @@ def take_turn(
     tokens = [*waiting, *new]
     check_turn(len(tokens), row.position, row.cache_lengths.tolist(), limits, what)
     found = _run(executor, row, place, tokens)
-    row.turned(tokens, new, found.logits[0], found.cache_lengths[:, 0].copy(), max_new_tokens)
+    row.take_turn(tokens, new, found.logits[0], found.cache_lengths[:, 0].copy(), max_new_tokens)
     return Taken(len(tokens), None if found.all_logits is None else found.all_logits[0, -len(new) :])
 
 

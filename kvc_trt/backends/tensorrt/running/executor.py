@@ -195,7 +195,7 @@ class TensorRtExecutor(ExecutorBase):
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
     ) -> Extended:  # fmt: skip
-        """Run a turn of the rows from `first_row` on, one after the other; no graph is captured."""
+        """Let the rows from `first_row` on take a turn, one after the other; no graph is captured."""
         buffers = self._allocated
         if self._turns is None:
             self._turns = Turns(self.load(), self.program, buffers)

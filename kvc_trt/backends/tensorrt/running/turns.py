@@ -37,7 +37,7 @@ class Turns:
         self._contexts: dict[int, ExecutionContext] = {}
 
     def run(self, first_row: int, input_ids: Array, lengths: Array, positions: Array, cache_lengths: Array) -> Extended:
-        """Run a turn of each row from `first_row` on (see `TurnExecutor.extend`)."""
+        """Let each row from `first_row` on take a turn (see `TurnExecutor.extend`)."""
         rows = len(lengths)
         self._buffers.check_rows(first_row + rows)
         self._check(int(lengths.max()))

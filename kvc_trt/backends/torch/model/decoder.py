@@ -203,7 +203,7 @@ class TorchDecoder(Projections):
         self, input_ids: Tensor, positions: Tensor, lengths: Sequence[int], cache_lengths: Sequence[Sequence[int]],
         state: State, *, all_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Run a turn, updating `state` in place: new tokens [B,M], right padded, of `lengths` [B].
+        """Let rows take a turn, updating `state` in place: new tokens [B,M], right padded, of `lengths` [B].
 
         positions [B] are those of the first new tokens, cache_lengths [caches,B] the entries before the turn. Returns
         the last tokens' logits [B,vocab], or with `all_logits` those of every token [B,M,vocab], and the entries after

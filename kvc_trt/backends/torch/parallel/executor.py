@@ -160,7 +160,7 @@ class ParallelExecutor(ExecutorBase):
     def extend(
         self, first_row: int, input_ids: Integers, lengths: Integers, positions: Integers, cache_lengths: Integers
     ) -> Extended:
-        """Run a turn of the rows from `first_row` on."""
+        """Let the rows from `first_row` on take a turn."""
         found: Extended = self._call("extend", first_row, input_ids, lengths, positions, cache_lengths)
         return found
 
