@@ -89,7 +89,10 @@ EXPECTED_QUERIES = Operator(
         PROMPT_LENGTHS,
     ),
     outputs=(QUERY_MEAN, QUERY_COVARIANCE),
-    attributes=(Attribute("prompt_budget", 1, MAX_TOKENS, "prompts of so many tokens keep everything"), SINKS),
+    attributes=(
+        Attribute("prompt_budget", 1, MAX_TOKENS, "prompts of at most as many tokens keep all"),
+        SINKS,
+    ),
     write=_write,
 )
 

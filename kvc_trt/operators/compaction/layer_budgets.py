@@ -101,9 +101,9 @@ LAYER_BUDGETS = Operator(
     inputs=(Tensor("cosines", FLOAT, ("L", "B"), "how little each layer changes the residual stream"), PROMPT_LENGTHS),
     outputs=(Tensor("budgets", INT64, ("L", "B")),),
     attributes=(
-        Attribute("budget", summary="mean over layers"),
-        Attribute("least", summary="that any layer keeps"),
-        Attribute("most", summary="that any layer keeps"),
+        Attribute("budget", summary="tokens kept per layer, on average"),
+        Attribute("least", summary="fewest tokens that a layer keeps"),
+        Attribute("most", summary="most tokens that a layer keeps"),
     ),
     write=_write,
 )
