@@ -20,12 +20,12 @@ from benchmarks.accuracy.page import DRAWN, MODEL, NAME, TAKEN
 from benchmarks.accuracy.spent import SPENT, Spent, record_of
 from benchmarks.page import IMAGES
 from kvc_trt import policies
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, question_groups, variants
 from kvc_trt.accuracy.pages.published import paper_order
 from kvc_trt.accuracy.pages.report import AccuracyReport
 from kvc_trt.accuracy.run import evaluate, figures
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 from kvc_trt.files.atomic import write_whole
 from kvc_trt.progress import progress_on
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from benchmarks import machine, store
 from benchmarks.accuracy.spent import Spent, record_of
 from benchmarks.accuracy.turns import compact_cell
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import question_groups, variants
 from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.dataset import VERSION
 

@@ -29,8 +29,6 @@ import kvc_trt
 from benchmarks import machine, store
 from benchmarks.accuracy.smollm2.grid import MODEL
 from benchmarks.accuracy.spent import Spent, record_of
-from kvc_trt.accuracy.answerers.model_under_test import BuiltEngine, ModelUnderTest
-from kvc_trt.accuracy.answerers.policy_engines import ChosenModel, choose, loaded_model
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import FileDraw
 from kvc_trt.accuracy.grid import CHAT, Variant
@@ -38,6 +36,8 @@ from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.questions import ModelVocabulary, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
+from kvc_trt.accuracy.under_test.model_under_test import BuiltEngine, ModelUnderTest
+from kvc_trt.accuracy.under_test.policy_engines import ChosenModel, choose, loaded_model
 from kvc_trt.files.atomic import write_whole
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.own.reader import line_of, read_data_file

@@ -22,7 +22,6 @@ from typing import Any
 from benchmarks import machine, store
 from benchmarks.accuracy.spent import Spent, record_of
 from kvc_trt import policies
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import (
@@ -39,6 +38,7 @@ from kvc_trt.accuracy.grid import (
 from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.dataset import VERSION
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
-    from kvc_trt.accuracy.answerers.answerer import Answerer
     from kvc_trt.accuracy.questions import Question
+    from kvc_trt.accuracy.under_test.answerer import Answerer
     from kvc_trt.models.config import ModelConfig
 
 RESAMPLES = 10_000

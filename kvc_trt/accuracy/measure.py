@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from kvc_trt.accuracy.answerers.answerer import Answerer, questions_for
-from kvc_trt.accuracy.answerers.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.cell import Cell, key_of
 from kvc_trt.accuracy.draw import Draw
 from kvc_trt.accuracy.faithfulness import WHOLE, WholeCache
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.questions import ModelVocabulary, QuestionSet, ask
 from kvc_trt.accuracy.results import Results
+from kvc_trt.accuracy.under_test.answerer import Answerer, questions_for
+from kvc_trt.accuracy.under_test.model_under_test import ModelUnderTest, Room
 from kvc_trt.errors import InputError
 from kvc_trt.progress import Advance, NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet

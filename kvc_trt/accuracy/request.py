@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt import policies as registered
-from kvc_trt.accuracy.answerers.model_under_test import BuiltEngine, ModelUnderTest
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.draw import FileDraw, QuestionDraw
 from kvc_trt.accuracy.grid import (
     MODES,
@@ -29,6 +27,8 @@ from kvc_trt.accuracy.grid import (
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 from kvc_trt.accuracy.questions import ModelVocabulary
 from kvc_trt.accuracy.run import evaluate
+from kvc_trt.accuracy.under_test.model_under_test import BuiltEngine, ModelUnderTest
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 from kvc_trt.backends.probes import INSTALL_VERIFY, has_torch, require_torch
 from kvc_trt.engine.verification import Verification, record_verification
 from kvc_trt.errors import InputError

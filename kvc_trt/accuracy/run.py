@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.accuracy.answerers.model_under_test import ModelUnderTest
 from kvc_trt.accuracy.cell import Cell, interval
 from kvc_trt.accuracy.draw import Draw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, file_name
@@ -19,6 +18,7 @@ from kvc_trt.accuracy.pages.heat_map import heat_map
 from kvc_trt.accuracy.pages.html_page import html_page
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 from kvc_trt.accuracy.results import Results
+from kvc_trt.accuracy.under_test.model_under_test import ModelUnderTest
 from kvc_trt.files.atomic import write_together
 from kvc_trt.machine import machine_record
 from kvc_trt.progress import NullProgress, Progress

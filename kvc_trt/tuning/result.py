@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.accuracy.answerers.model_under_test import Room
 from kvc_trt.accuracy.cell import mean
 from kvc_trt.accuracy.faithfulness import bootstrap_interval
+from kvc_trt.accuracy.under_test.model_under_test import Room
 from kvc_trt.config import BuildConfig
 from kvc_trt.machine import machine_record
 from kvc_trt.sizes import readable_size
@@ -21,7 +21,7 @@ from kvc_trt.tuning.rounds import Standing
 from kvc_trt.tuning.step_times import StepTimes
 
 if TYPE_CHECKING:
-    from kvc_trt.accuracy.answerers.policy_engines import ChosenModel
+    from kvc_trt.accuracy.under_test.policy_engines import ChosenModel
 
 _MIB = 1 << 20
 _NAMED = 4

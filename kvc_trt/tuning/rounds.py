@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvc_trt.accuracy.answerers.model_under_test import ModelUnderTest
 from kvc_trt.accuracy.cell import Cell, CellKey, key_of
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, question_groups
 from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.results import Results
+from kvc_trt.accuracy.under_test.model_under_test import ModelUnderTest
 from kvc_trt.policies import BASELINE
 from kvc_trt.progress import Advance, Progress
 from kvc_trt.tuning.candidates import Candidate

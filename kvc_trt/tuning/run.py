@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.policy_engines import ChosenModel, PolicyEngines, choose, loaded_model
 from kvc_trt.accuracy.draw import FileDraw
 from kvc_trt.accuracy.grid import CHAT, PLAIN, Variant
 from kvc_trt.accuracy.questions import ModelVocabulary
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.policy_engines import ChosenModel, PolicyEngines, choose, loaded_model
 from kvc_trt.backends.probes import has_torch, require_torch
 from kvc_trt.errors import InputError
 from kvc_trt.models.cache_formats import AUTO

@@ -20,8 +20,8 @@ from kvc_trt.runtime.executor import threads_for
 from kvc_trt.tuning.candidates import Candidate
 
 if TYPE_CHECKING:
-    from kvc_trt.accuracy.answerers.model_under_test import Room
-    from kvc_trt.accuracy.answerers.policy_engines import ChosenModel, PolicyEngines
+    from kvc_trt.accuracy.under_test.model_under_test import Room
+    from kvc_trt.accuracy.under_test.policy_engines import ChosenModel, PolicyEngines
     from kvc_trt.progress import Progress
 
 STEP_SECONDS = 2.0

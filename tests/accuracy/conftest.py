@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
+from kvc_trt.accuracy.under_test.policy_engines import PolicyEngines, open_model
 from kvc_trt.tasks import registry
 from kvc_trt.tasks.task import string_match_all
 from tests.accuracy.key_value import MAX_NEW_TOKENS, NAME, generate_key_value

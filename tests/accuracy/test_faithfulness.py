@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
-from kvc_trt.accuracy.answerers.model_under_test import Room
 from kvc_trt.accuracy.faithfulness import bootstrap_interval, compare
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.answerer import mean_negative_log_likelihood
+from kvc_trt.accuracy.under_test.model_under_test import Room
 from kvc_trt.errors import InputError
-from tests.accuracy.test_answerers import LENGTH, questions
+from tests.accuracy.test_answerer import LENGTH, questions
 
 
 def test_divergence_and_agreement_match_hand_computed_values():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
+from kvc_trt.accuracy.under_test.answerer import mean_negative_log_likelihood
 
 
 def test_likelihood_is_the_mean_over_tokens_in_nats():

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.questions import Question
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 from tests.oracles.family_models import ORIGINAL_LENGTH, SHAPE, written
 
 NEW = 8

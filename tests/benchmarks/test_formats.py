@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.accuracy.formats import answers, divergence
 from benchmarks.accuracy.formats.methods import METHODS, split
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 
 

@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 import kvc_trt
-from kvc_trt.accuracy.answerers.answerer import SessionAnswerer
-from kvc_trt.accuracy.answerers.policy_engines import choose
 from kvc_trt.accuracy.draw import FileDraw
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.results import Results
+from kvc_trt.accuracy.under_test.answerer import SessionAnswerer
+from kvc_trt.accuracy.under_test.policy_engines import choose
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.building import build_configured
@@ -320,7 +320,7 @@ def test_prompts_are_shuffled_alike_and_every_set_has_its_share(tmp_path):
 
 def test_the_build_of_a_candidate_has_its_settings():
     chosen = choose(MODEL)
-    from kvc_trt.accuracy.answerers.model_under_test import Room
+    from kvc_trt.accuracy.under_test.model_under_test import Room
 
     config = chosen.build(Variant("tova:window=4:kv_cache=int8", 64), Room(100, 8))
     assert (config.model, config.policy, config.kv_cache, config.window) == (MODEL, "tova", "int8", 4)

@@ -21,7 +21,6 @@ from benchmarks.accuracy.formats.methods import METHODS, in_every_format
 from benchmarks.accuracy.smollm2.grid import MODEL, SEED, compact
 from benchmarks.accuracy.smollm2.stages import CORE, LONGEST_ANSWERS, SAMPLES
 from benchmarks.accuracy.spent import Spent, record_of
-from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, variants
@@ -29,6 +28,7 @@ from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.questions import ModelVocabulary
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
+from kvc_trt.accuracy.under_test.policy_engines import PolicyEngines, open_model
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.dataset import VERSION, DataSet
 

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.formats.methods import METHODS, in_every_format
 from benchmarks.store import Growing
-from kvc_trt.accuracy.answerers.answerer import SessionAnswerer
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.faithfulness import compare
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.questions import Question
+from kvc_trt.accuracy.under_test.answerer import SessionAnswerer
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.policy_engines import PolicyEngines, open_model
 from kvc_trt.policies import BASELINE
 from kvc_trt.progress import progress_on
 

@@ -15,8 +15,8 @@ import kvc_trt
 from benchmarks.accuracy.smollm2 import grid
 from benchmarks.accuracy.smollm2.cells import OURS, Answered, Comparison, Group
 from benchmarks.accuracy.smollm2.stages import BUDGETS, LONGEST_ANSWERS, ROCKETKV, SAMPLES, WIDE_POOL
-from kvc_trt.accuracy.answerers.model_under_test import Room
 from kvc_trt.accuracy.grid import CHAT, MODES, PLAIN, Variant
+from kvc_trt.accuracy.under_test.model_under_test import Room
 from kvc_trt.policies import BASELINE
 
 KEPT = 0.9

@@ -30,7 +30,6 @@ from benchmarks.accuracy.smollm2.stages import (
     estimate,
 )
 from benchmarks.accuracy.spent import Spent, record_of
-from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
@@ -38,6 +37,7 @@ from kvc_trt.accuracy.measure import GroupMeasurement, measure
 from kvc_trt.accuracy.questions import ModelVocabulary, QuestionSet, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
+from kvc_trt.accuracy.under_test.policy_engines import PolicyEngines, open_model
 from kvc_trt.files.atomic import write_whole
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.dataset import VERSION

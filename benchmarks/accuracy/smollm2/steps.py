@@ -23,8 +23,8 @@ from benchmarks.accuracy.smollm2.choices import Row, shown
 from benchmarks.accuracy.smollm2.page import recorded
 from benchmarks.idle import Others
 from benchmarks.peers.rounds import BUSY
-from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.policy_engines import PolicyEngines, open_model
 from kvc_trt.backends.benchmark import Benchmark
 from kvc_trt.backends.registry import program_backend
 from kvc_trt.backends.run_options import RunOptions

@@ -23,9 +23,9 @@ from benchmarks.speculate import COPIES
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.texts import Document
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.policy_engines import ChosenModel, choose
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.policy_engines import ChosenModel, choose
 from kvc_trt.backends.base import ProgramRunner
 from kvc_trt.backends.registry import program_backend
 from kvc_trt.backends.run_options import RunOptions

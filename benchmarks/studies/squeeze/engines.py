@@ -23,9 +23,9 @@ from benchmarks.studies.layer_importance.measure import cosines
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.watched import StudyModel
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.policy_engines import PolicyEngines, open_model
 from kvc_trt.backends.onnxruntime.benchmark import function_times
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.prefill import shared_prefill
 from kvc_trt.backends.onnxruntime.prefill.shared_prefill import SharedPrefill, SharingExecutor

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from kvc_trt import policies
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 from kvc_trt.backends.onnxruntime.prefill.split_prefill import split_prefill
 
 ROOM = Room(120, 8)

@@ -10,9 +10,9 @@ from benchmarks.accuracy.formats.answers import GROUPS
 from benchmarks.accuracy.smollm2.cells import SAME_QUESTIONS
 from benchmarks.accuracy.smollm2.grid import MODEL, SEED
 from benchmarks.accuracy.smollm2.stages import CORE, LONGEST_ANSWERS, SAMPLES
-from kvc_trt.accuracy.answerers.policy_engines import choose
 from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.questions import ModelVocabulary
+from kvc_trt.accuracy.under_test.policy_engines import choose
 
 BEFORE = "2225e8fb36485529d3c826106f8bec359b719a6bcc3f5d6314a834c7be153905"
 """SHA-256 of the tokenizer's file as it was written before."""

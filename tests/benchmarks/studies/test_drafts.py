@@ -9,7 +9,7 @@ from benchmarks.studies.drafts.measure import PLAIN, SIDES, SPECULATING, TASKS, 
 from benchmarks.studies.drafts.page import page
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run
-from kvc_trt.accuracy.answerers.policy_engines import choose
+from kvc_trt.accuracy.under_test.policy_engines import choose
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from benchmarks.accuracy.kvpress import presses
 from benchmarks.accuracy.smollm2 import grid as bench
 from benchmarks.accuracy.smollm2 import stages
 from kvc_trt import policies
-from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.policy_engines import open_model
 
 GRIDS = list(stages.CORE.values()), list(stages.REST.values())
 

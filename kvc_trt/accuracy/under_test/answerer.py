@@ -158,10 +158,10 @@ class SessionAnswerer:
                     session.remove(row)
             session.advance()
             for row, last in second:
-                self._turn(session, row, turns.pop(row), last)
+                self._take_turn(session, row, turns.pop(row), last)
         return map(tuple, answers.values())
 
-    def _turn(self, session: Session, row: int, token_ids: tuple[int, ...], last: int) -> None:
+    def _take_turn(self, session: Session, row: int, token_ids: tuple[int, ...], last: int) -> None:
         """Ask the second question. A template says the end of the first answer, as the model does if it ends it."""
         session.turn(row, token_ids, feed_last=not (last in self._ends and token_ids[0] == last))
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvc_trt.accuracy.answerers.answerer import Answerer, SessionAnswerer, full_row_bytes, rows_for
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.answerer import Answerer, SessionAnswerer, full_row_bytes, rows_for
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError

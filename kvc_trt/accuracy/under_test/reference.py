@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt import policies
-from kvc_trt.accuracy.answerers.answerer import Answers, batches
 from kvc_trt.accuracy.questions import Question
+from kvc_trt.accuracy.under_test.answerer import Answers, batches
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.executor import threads_for
 from kvc_trt.runtime.session.batch import Batch, batch_of

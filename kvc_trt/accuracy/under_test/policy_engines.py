@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvc_trt.accuracy.answerers.answerer import Answerer, SessionAnswerer, full_row_bytes, rows_for
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.reference import Prefills, ReferenceAnswerer
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.under_test.answerer import Answerer, SessionAnswerer, full_row_bytes, rows_for
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.reference import Prefills, ReferenceAnswerer
 from kvc_trt.backends.registry import program_backend
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.config import BuildConfig

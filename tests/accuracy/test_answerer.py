@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from kvc_trt import policies
-from kvc_trt.accuracy.answerers import policy_engines
-from kvc_trt.accuracy.answerers.answerer import (
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
+from kvc_trt.accuracy.questions import ModelVocabulary, ask, draw
+from kvc_trt.accuracy.under_test import policy_engines
+from kvc_trt.accuracy.under_test.answerer import (
     MOST_ROWS,
     QUESTIONS_BYTES,
     ROWS_BYTES,
@@ -17,10 +19,8 @@ from kvc_trt.accuracy.answerers.answerer import (
     questions_for,
     rows_for,
 )
-from kvc_trt.accuracy.answerers.model_under_test import Room
-from kvc_trt.accuracy.answerers.reference import Prefills, ReferenceAnswerer
-from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.questions import ModelVocabulary, ask, draw
+from kvc_trt.accuracy.under_test.model_under_test import Room
+from kvc_trt.accuracy.under_test.reference import Prefills, ReferenceAnswerer
 from kvc_trt.errors import InputError
 
 LENGTH = 160
@@ -96,7 +96,7 @@ def test_batch_size_is_bounded_by_the_bytes_of_full_caches():
 def test_an_answer_cut_short_by_the_cache_is_an_error(tiny):
     from types import SimpleNamespace
 
-    from kvc_trt.accuracy.answerers.answerer import _check_room
+    from kvc_trt.accuracy.under_test.answerer import _check_room
 
     parameters = tiny.open(Variant("full", None), Room(64, 8)).parameters
     whole, cut = SimpleNamespace(finish_reason="stop"), SimpleNamespace(finish_reason="capacity")
@@ -110,7 +110,7 @@ def test_the_likelihood_of_a_continuation_is_the_models_own(tiny, key_value, mod
     """Token by token behind compacted rows of different lengths, against the reference that reads everything."""
     import torch
 
-    from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
+    from kvc_trt.accuracy.under_test.answerer import mean_negative_log_likelihood
     from kvc_trt.graph.weights import EngineWeights
     from kvc_trt.reference.model.decoder import ReferenceDecoder
 

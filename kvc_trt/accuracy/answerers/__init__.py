@@ -1,1 +1,0 @@
-"""Answerers: engines, the PyTorch reference, and the models that are compared."""
