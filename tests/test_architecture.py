@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -197,32 +198,38 @@ def test_a_module_holds_one_subject() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > 550} == {}
 
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+class Function(NamedTuple):
+    """A function or a method."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...]
+    lines: int
+    """Those of its text, the docstring included, decorators not."""
 
 
 @cache
-def functions() -> list[tuple[str, Function]]:
-    """(module, definition) of every function and method."""
-    trees = ((name, ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for name, path in modules().items())
-    return [(name, node) for name, nodes in trees for node in nodes if isinstance(node, Function)]
-
-
-def parameters_of(function: Function) -> list[str]:
-    arguments = function.args
-    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+def functions() -> list[Function]:
+    found = []
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                taken = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                found.append(Function(module, node.name, tuple(one.arg for one in taken), lines))
+    return found
 
 
 def test_a_command_is_read_on_one_screen() -> None:
-    """The function itself, docstring included; its options stand above it."""
-    commands = [one for one in functions() if one[0].startswith("kvc_trt.cli.commands.")]
-    assert "kvc_trt.cli.commands.run" in {module for module, one in commands if one.name == "command"}
-    lengths = {f"{module}.{one.name}": (one.end_lineno or 0) - one.lineno + 1 for module, one in commands}
-    assert {name: lines for name, lines in lengths.items() if lines >= 60} == {}
+    """Its options stand above it."""
+    commands = [one for one in functions() if one.module.startswith("kvc_trt.cli.commands.")]
+    assert "kvc_trt.cli.commands.run" in {one.module for one in commands if one.name == "command"}
+    assert [f"{one.module}.{one.name}" for one in commands if one.lines >= 60] == []
 
 
 def test_options_of_a_run_travel_as_one_object() -> None:
     """`Engine.open` takes them one by one; behind it they are `RunOptions`."""
-    takers = [f"{module}.{one.name}" for module, one in functions() if "prefill_precision" in parameters_of(one)]
+    takers = [f"{one.module}.{one.name}" for one in functions() if "prefill_precision" in one.parameters]
     assert takers == ["kvc_trt.api.engine.open"]
 
 
@@ -246,10 +253,71 @@ LONG_SIGNATURES = {
 
 def test_no_other_function_takes_more_than_eight_parameters() -> None:
     found: dict[str, set[str]] = {}
-    for module, one in functions():
-        if len(parameters_of(one)) > 8:
-            found.setdefault(module, set()).add(one.name)
+    for one in functions():
+        if len(one.parameters) > 8:
+            found.setdefault(one.module, set()).add(one.name)
     assert found == LONG_SIGNATURES
+
+
+class Imports(NamedTuple):
+    """The imports of a module that run; those for type checking do not."""
+
+    at_the_top: frozenset[str]
+    in_functions: frozenset[str]
+
+
+@cache
+def imports_that_run() -> dict[str, Imports]:
+    """Return the modules that each module imports: our own by their whole names, libraries by their first parts."""
+    found = {}
+    for name, path in modules().items():
+        top: set[str] = set()
+        inside: set[str] = set()
+        _collect(ast.parse(path.read_text(encoding="utf-8")), top, inside)
+        parents = {name.rpartition(".")[0]} | {one.rpartition(".")[0] for one in top if one in modules()}
+        found[name] = Imports(frozenset(top | (parents & set(modules()))), frozenset(inside))
+    return found
+
+
+def _collect(node: ast.AST, top: set[str], inside: set[str]) -> None:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for one in child.orelse:
+                _collect(ast.Module([one], []), top, inside)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            _collect(child, inside, inside)
+        elif isinstance(child, ast.Import):
+            top |= {one.name if one.name in modules() else one.name.partition(".")[0] for one in child.names}
+        elif isinstance(child, ast.ImportFrom):
+            source = child.module or ""
+            own = {f"{source}.{one.name}" for one in child.names} & set(modules())
+            top |= own or {source if source in modules() else source.partition(".")[0]}
+        else:
+            _collect(child, top, inside)
+
+
+def libraries_of(module: str) -> set[str]:
+    """Return the libraries that are loaded with a module."""
+    top = {name: imports.at_the_top for name, imports in imports_that_run().items()}
+    loaded = reachable({name: set(targets) for name, targets in top.items()}, module) | {module}
+    return {one for one in loaded if one.partition(".")[0] != "kvc_trt"} - set(sys.stdlib_module_names)
+
+
+IMPORTS_FOR_ONE_CALL = {"kvc_trt.api", "kvc_trt.api.engine"}
+"""Each of their functions loads the part of the package that it needs."""
+IMPORTS_OF_A_REGISTRY = {"kvc_trt.methods.base.registry", "kvc_trt.operators.native"}
+"""The registry of operators imports every module of operators."""
+
+
+def test_an_import_inside_a_function_spares_a_library() -> None:
+    """Where it spares none, it stands at the top of the file, where a reader looks for it."""
+    spared = {}
+    for module, imports in imports_that_run().items():
+        for target in imports.in_functions & set(modules()):
+            spared[module, target] = libraries_of(target) - libraries_of(module)
+    assert len(spared) > 30
+    needless = {module for (module, _), libraries in spared.items() if not libraries}
+    assert needless == IMPORTS_FOR_ONE_CALL | IMPORTS_OF_A_REGISTRY
 
 
 LONGER_FAMILIES = {"falcon", "gpt_oss", "qwen3_next"}

@@ -38,7 +38,7 @@ def main() -> None:
     """Ask the questions that the kept results lack, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
-    parser.add_argument("--minutes", type=float, help="ask nothing new after so many")
+    parser.add_argument("--minutes", type=float, help="ask nothing new after this time")
     arguments = parser.parse_args()
     print(measured(arguments.checkpoint, arguments.minutes))
 

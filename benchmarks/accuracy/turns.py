@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
-    parser.add_argument("--minutes", type=float, help="ask nothing new of a model after so many")
+    parser.add_argument("--minutes", type=float, help="ask a model nothing new after this time")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.models if name not in MODELS]:
         parser.error(f"unknown model {unknown[0]}; there are {', '.join(MODELS)}")

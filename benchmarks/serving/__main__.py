@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=3, help="of load for each point (default 3)")
     parser.add_argument("--within", type=float, default=float("inf"), help="minutes in which all has to be measured")
     parser.add_argument("--clients", type=int, default=32, help="requests at once (default 32)")
-    parser.add_argument("--rounds", type=int, default=0, help="measure the points in turns, so many times")
+    parser.add_argument("--rounds", type=int, default=0, help="measure the points in turns, this many times")
     parser.add_argument("--quick", action="store_true", help="a look whether everything runs")
     parser.add_argument("--prepare", action="store_true", help="build the engines and ask them, and measure nothing")
     parser.add_argument("--checkpoint", type=Path, help="SmolLM2's GGUF file (default: the one that is fetched)")

@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--groups", type=lambda text: text.split(","), default=list(GROUPS))
     parser.add_argument("--samples", type=int, default=SAMPLES, help=f"questions of a group (default {SAMPLES})")
     parser.add_argument("--asked", type=int, help="ask the first ones of them only; the next run may ask more")
-    parser.add_argument("--minutes", type=float, help="ask nothing new after so many")
+    parser.add_argument("--minutes", type=float, help="ask nothing new after this time")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.groups if name not in GROUPS]:
         parser.error(f"unknown group {unknown[0]}; there are {', '.join(GROUPS)}")

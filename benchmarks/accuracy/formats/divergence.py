@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
     parser.add_argument("--lengths", type=lambda text: [int(one) for one in text.split(",")], default=list(LENGTHS))
     parser.add_argument("--prompts", type=int, default=PROMPTS)
-    parser.add_argument("--minutes", type=float, help="begin nothing new after so many")
+    parser.add_argument("--minutes", type=float, help="begin nothing new after this time")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     arguments = parser.parse_args()
     until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes

@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, required=True, help="questions.json of accuracy.smollm2.grid")
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face directory, or a GGUF file")
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--minutes", type=float, help="ask nothing new after so many")
+    parser.add_argument("--minutes", type=float, help="ask nothing new after this time")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     asked = json.loads(arguments.questions.read_text(encoding="utf-8"))

@@ -68,7 +68,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--model", default=MODEL, help="the preset, or a Hugging Face directory of the same model")
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
     parser.add_argument("--stages", type=lambda text: text.split(","), default=list(CORE), help="names, or all")
-    parser.add_argument("--minutes", type=float, help="ask nothing new after so many")
+    parser.add_argument("--minutes", type=float, help="ask nothing new after this time")
     parser.add_argument("--questions", action="store_true", help="only write the stages' questions")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.stages if name not in (*STAGES, "all")]:
