@@ -83,7 +83,7 @@ class KernelCode:
 
 
 Kernels = Callable[[str, str], KernelCode]
-"""The kernel of an architecture and a symbol."""
+"""A function that returns the kernel of an architecture and a symbol."""
 
 
 def read(library: Path) -> list[KernelCode]:
