@@ -301,10 +301,13 @@ class Layers:
         """True if the input of a product with quantised `matrix` is rounded to 15 bits instead of 8 (decision 0016).
 
         Kept blocks are to answer as their checkpoint. A linear layer adds up its rounding over all tokens; in a model
-        that has some, a wrong choice of experts would stay in their memory too.
+        that has some, a wrong choice of experts would stay in their memory too. In a model with sinks, rounding in
+        attention moves logits, and choices of experts, more than all else.
         """
+        if self.weights.precision == KEEP or (self.config.description.attention_sinks and "self_attn" in matrix):
+            return True
         remembered = any(part in matrix for part in (LINEAR, "mlp.experts", SHARED_EXPERT))
-        return self.weights.precision == KEEP or (bool(self.config.linear_layers) and remembered)
+        return bool(self.config.linear_layers) and remembered
 
     def _with_offsets(self, rows: Value, token_ids: Value) -> Value:
         """Add to every element of the embedding's rows [T,in] the offset of its block."""

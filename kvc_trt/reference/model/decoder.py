@@ -8,6 +8,7 @@ prompt one token shorter and a first sparse step, is not offered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -59,6 +60,7 @@ class ReferenceDecoder:
         }
         self._caches = LayerCaches(config, parameters, method, self._rotary[None])
         self._prompt_budgets: list[tuple[int, ...]] | None = None
+        self._routes: Callable[[int, Tensor, int], Tensor] | None = None
 
     @property
     def method(self) -> Method:
@@ -72,6 +74,10 @@ class ReferenceDecoder:
     def follow(self, read_back: ReadBack) -> None:
         """Read keys and values back from caches by `read_back`, instead of by the rule's format."""
         self._caches.read_back = read_back
+
+    def follow_routes(self, routes: Callable[[int, Tensor, int], Tensor]) -> None:
+        """Choose experts, int64 [N,count], by `routes` of a layer, its router's logits [N,experts], and their count."""
+        self._routes = routes
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> tuple[Tensor, ReferenceCache]:
@@ -275,7 +281,9 @@ class ReferenceDecoder:
         name = "input_layernorm" if norms.place == "shared" else "post_attention_layernorm"
         x = self._read(weights, name, before if norms.side_by_side else hidden)
         if experts is not None:
-            update = mixed(weights, x, experts, self._parts.clamped_gate)
+            routes, count = self._routes, experts.chosen
+            route = None if routes is None else lambda logits: routes(index, logits, count)
+            update = mixed(weights, x, experts, self._parts.clamped_gate, route)
         else:
             update = mlp(partial(self._product, weights), x, self._parts.feed_forward)
         return hidden + self._added(weights, FEED_FORWARD_RESULT_NORM, update)
