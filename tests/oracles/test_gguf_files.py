@@ -39,7 +39,7 @@ FILES: dict[str, dict[str, Any]] = {
     "mistral-past-its-window": {}, "olmo": {}, "olmo2": {}, "olmo3": {},
     "gemma2": {"query_pre_attn_scalar": 16, "tie_word_embeddings": True, "num_hidden_layers": 12,
                "attn_logit_softcapping": 5.0}, "gemma3": {"query_pre_attn_scalar": 16},
-    "granite": {}, "command-r": {}, "command-r7b-past-its-window": {},
+    "granite": {}, "command-r": {}, "command-r-plus": {}, "command-r7b-past-its-window": {},
     "falcon-7b": {}, "falcon-40b": {"bias": False}, "falcon-11b": {}, "gpt-neox": {}, "glm": {}, "glm4": {},
     "gpt-neox-one-after-the-other": {"attention_bias": True, "hidden_act": "gelu"},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, "mixtral": {},

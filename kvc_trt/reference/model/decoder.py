@@ -238,10 +238,13 @@ class ReferenceDecoder:
         return Projected(rotary(query, positions), rotary(keys, positions), values, query, keys, softmax)
 
     def _norm_heads(self, weight: Tensor, x: Tensor) -> Tensor:
-        """Apply the norm of queries or keys [N,heads*D], head by head or over all of them."""
+        """Apply the norm of queries or keys [N,heads*D]."""
         if self._parts.norms.heads == "together":
             return rms_norm(x, weight, self.config.norm_epsilon)
-        return rms_norm(x.reshape(len(x), -1, self.config.head_size), weight, self.config.norm_epsilon).flatten(1)
+        heads, epsilon = x.reshape(len(x), -1, self.config.head_size), self.config.norm_epsilon
+        if self._parts.norms.heads == "apart":
+            return layer_norm(heads, weight.reshape(heads.shape[1:]), None, epsilon).flatten(1)
+        return rms_norm(heads, weight, epsilon).flatten(1)
 
     def _empty_state(self, index: int, rows: int) -> LinearState | None:
         """Return the state of a linear layer before the first token; None for a layer with caches."""
