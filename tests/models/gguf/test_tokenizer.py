@@ -150,7 +150,7 @@ def test_tokenizers_that_do_not_read_back_are_refused(contents):
         ({"absent": ("tokenizer.ggml.model",)}, "model is missing, expected gpt2 (byte-level BPE) or llama"),
         ({"changes": {"tokenizer.ggml.model": "bert"}}, "model is 'bert', expected gpt2 (byte-level BPE) or llama"),
         ({"pre": None}, "pre is missing, expected the rule by which text is split"),
-        ({"pre": "chameleon"}, "pre is 'chameleon', expected a known rule of splitting text: command-r, "),
+        ({"pre": "chameleon"}, "pre is 'chameleon', expected a known rule of splitting text: chatglm-bpe, command-r, "),
         ({"absent": ("tokenizer.ggml.tokens",)}, "tokens is missing"),
         ({"absent": ("tokenizer.ggml.merges",)}, "merges is missing"),
         ({"changes": {"tokenizer.ggml.merges": ["a b c"]}}, "merges is a list with 'a b c', expected two tokens"),
