@@ -119,7 +119,7 @@ class EngineUnderTest:
     @property
     def is_followed(self) -> bool:
         """True if the reference continues from what the observed run stored in codes, or with its experts."""
-        return self.has_codes or self.observed.routes is not None
+        return self.has_codes or self._routes is not None
 
     @cached_property
     def judged_run(self) -> EngineRun:
@@ -137,11 +137,15 @@ class EngineUnderTest:
     def reference_run(self) -> ReferenceRun:
         """The reference's run with the engine's policy, weights, tokens, codes and experts."""
         tokens = self.engine_run.tokens
-        return reference_run(self.known_run(self.batch, tokens, self._stored, self.observed.routes))
+        return reference_run(self.known_run(self.batch, tokens, self._stored, self._routes))
 
     @property
     def _stored(self) -> StoredTokens | None:
         return self.observed.tokens if self.has_codes else None
+
+    @property
+    def _routes(self) -> Routes | None:
+        return None if self.engine.model.description.experts is None else self.observed.routes
 
     @property
     def routes_bar(self) -> float:
@@ -175,7 +179,7 @@ class EngineUnderTest:
         by default those of the observed run. Nothing is forced if the graph hides choices, or if they cannot be judged.
         """
         tokens = self.engine_run.tokens
-        run = self.known_run(self.batch, tokens, stored or self._stored, routes or self.observed.routes)
+        run = self.known_run(self.batch, tokens, stored or self._stored, routes or self._routes)
         with self.phase("reference"):
             ours = self.reference_run if stored is None and routes is None else reference_run(run)
         return self._forced(run, ours, self.observed.kept, read, inputs)

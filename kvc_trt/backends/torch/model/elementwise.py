@@ -50,8 +50,8 @@ def rotated_heads(
     """Split the product [N,(H+2G)*D] of the joined matrix into contiguous queries [N,H,D], keys, values [N,G,D].
 
     Queries and keys are normed if the model norms them, each head or all of them together (as wide as the norm is), or
-    each `apart` with weights of its own,
-    queries are multiplied by `q_scale` [D], and both are rotated in float32: cos, sin [N,D/2]; heads (H, G).
+    each `apart` with weights of its own; queries are multiplied by `q_scale` [D], and both are rotated in float32: cos,
+    sin [N,D/2]; heads (H, G).
     """
     size = 2 * cos.shape[-1]
     query, keys, values = torch.split(joined.view(len(joined), -1, size), [heads[0], heads[1], heads[1]], dim=1)
