@@ -103,5 +103,11 @@ class Harness(Protocol):
         Empty if caches have no format, or if the executor does not expose them."""
         return []
 
+    def routers(self, graph: str) -> Mapping[int, str]:
+        """Return what the router of each layer with experts reads in that graph: [tokens,hidden], or with more axes.
+
+        Empty if there are no experts, or if the executor does not expose it."""
+        return {}
+
     def describe(self) -> dict[str, str]:
         """Describe the executor: `backend`, and `kernels` if our kernels run."""

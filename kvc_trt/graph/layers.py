@@ -86,15 +86,15 @@ class Layers:
     def norm(self, x: Value, name: str) -> Value:
         """Apply the model's kind of norm over the last axis."""
         norms, epsilon = self.config.description.norms, self.config.norm_epsilon
-        weights = [self.tensor(f"{name}.weight")] if norms.weight else [self._ones()]
+        weights = [self.tensor(f"{name}.weight")] if norms.weight else [self._ones(self.config.hidden_size)]
         weights += [self.tensor(f"{name}.bias")] if norms.bias else []
         if norms.kind == "rms":
             return str(self.emit.RMSNormalization(x, *weights, axis=-1, epsilon=epsilon))
         return str(self.emit.LayerNormalization(x, *weights, axis=-1, epsilon=epsilon))
 
-    def _ones(self) -> Value:
+    def _ones(self, size: int) -> Value:
         """Return the weights of a norm that has none: the operators ask for some."""
-        return str(self.emit.Expand(self._constant(np.float32(1)), [self.config.hidden_size]))
+        return str(self.emit.Expand(self._constant(np.float32(1)), [size]))
 
     def linear(self, x: Value, name: str) -> Value:
         """Multiply `x` [T,in] by the matrix NAME.weight [out,in] and add NAME.bias if the model has one."""
@@ -185,10 +185,15 @@ class Layers:
         return SoftmaxForm(self.config.description.logit_softcap).capped(self.emit, logits)
 
     def norm_heads(self, x: Value, name: str) -> Value:
-        """Apply the norm of queries or keys to `x` [B,S,heads*D], head by head or over all of them."""
+        """Apply the norm of queries or keys to `x` [B,S,heads*D], as the model does."""
         if self.config.description.norms.heads == "together":
             return self.norm_rows(x, name)
         split = self.emit.Reshape(x, [0, 0, -1, self.config.head_size])
+        if self.config.description.norms.heads == "apart":
+            ones, epsilon = self._ones(self.config.head_size), self.config.norm_epsilon
+            own = self.emit.Reshape(self.tensor(name), [-1, self.config.head_size])
+            normed = self.emit.Mul(self.emit.LayerNormalization(split, ones, axis=-1, epsilon=epsilon), own)
+            return str(self.emit.Reshape(normed, [0, 0, -1]))
         return str(self.emit.Reshape(self.norm_rows(split, name), [0, 0, -1]))
 
     def norm_rows(self, x: Value, name: str) -> Value:
@@ -301,10 +306,13 @@ class Layers:
         """True if the input of a product with quantised `matrix` is rounded to 15 bits instead of 8 (decision 0016).
 
         Kept blocks are to answer as their checkpoint. A linear layer adds up its rounding over all tokens; in a model
-        that has some, a wrong choice of experts would stay in their memory too.
+        that has some, a wrong choice of experts would stay in their memory too. In a model with sinks, rounding in
+        attention moves logits, and choices of experts, more than all else.
         """
+        if self.weights.precision == KEEP or (self.config.description.attention_sinks and "self_attn" in matrix):
+            return True
         remembered = any(part in matrix for part in (LINEAR, "mlp.experts", SHARED_EXPERT))
-        return self.weights.precision == KEEP or (bool(self.config.linear_layers) and remembered)
+        return bool(self.config.linear_layers) and remembered
 
     def _with_offsets(self, rows: Value, token_ids: Value) -> Value:
         """Add to every element of the embedding's rows [T,in] the offset of its block."""

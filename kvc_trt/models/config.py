@@ -122,8 +122,9 @@ class Norms:
     place: Literal["before", "after", "both", "parallel", "shared"] = "before"
     """Attention and feed-forward read a norm of the residual stream (before), add a norm of their result to it (after),
     or both. In parallel, both read the same residual stream: each a norm of its own, or a shared one."""
-    heads: Literal["each", "together"] = "each"
-    """The span of a norm of queries or keys (`ModelConfig.qk_norm`): one head, or all of them."""
+    heads: Literal["each", "together", "apart"] = "each"
+    """The span of a norm of queries or keys (`ModelConfig.qk_norm`): one head, or all of them; apart, it is LayerNorm
+    of one head, and each head has weights of its own. The others are root-mean-square norms."""
 
     @property
     def reads_norm(self) -> bool:

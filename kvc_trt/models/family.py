@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 import kvc_trt.models.families
 from kvc_trt.models.config import Activation, ModelConfig, ModelDescription
@@ -55,6 +55,8 @@ UNDECLARED: Mapping[str, Any] = {
 class DecoderFields(ForeignSchema):
     """The fields that all families have; a value that no part can express is refused, never ignored."""
 
+    model_config = ConfigDict(defer_build=True)
+    """A process reads the models of one or two families: pydantic's work for the others would be most of its start."""
     architectures: list[str]
     vocab_size: Annotated[int, Field(ge=1, le=1 << 23)]
     hidden_size: Annotated[int, Field(ge=1, le=1 << 18)]

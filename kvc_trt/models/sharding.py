@@ -200,6 +200,8 @@ def _problem(model: ModelConfig, ranks: int) -> str | None:
         return "capped logits, sinks of attention and clamped gates are not computed on ranks"
     if model.qk_norm and model.description.norms.heads == "together":
         return "a norm over all heads of queries or keys is not divided among ranks"
+    if model.qk_norm and model.description.norms.heads == "apart":
+        return "norms of queries and keys with other weights for each head are not divided among ranks"
     for count, what in ((heads, "query heads"), *_inner_channels(model)):
         if count % ranks:
             return f"{count} {what} cannot be divided among {ranks} ranks"

@@ -29,6 +29,7 @@ from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_kept
 from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.reference_run import StepInputs
+from kvc_trt.verify.routes import Routes
 from kvc_trt.verify.softmaxes import softmaxes
 
 if TYPE_CHECKING:
@@ -115,20 +116,25 @@ class ObservedRun:
     run: EngineRun | None = None
     tokens: StoredTokens | None = None
     """The tokens that the caches stored, if the caches have a format."""
+    routes: Routes | None = None
+    """The experts of all tokens, if there are some and the engine shows what chooses them."""
 
 
 def observe(
     engine: EngineDirectory, target: Harness, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
 ) -> ObservedRun:
-    """Run `batch` and `steps` steps, exposing all lists of chosen tokens and the inputs of KvcCompact and of steps."""
+    """Run `batch` and `steps` steps, exposing lists of chosen tokens, and the inputs of all that chooses."""
     compactions, selections = target.compactions(), target.selections()
     exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
     sites, own = cache_sites(engine.model, engine.parameters), softmaxes(engine)
     stored = StoredTokens.of(target, sites, "prefill", "decode")
     if stored is not None:
         exposed |= stored.names()
+    routes = Routes.of(engine, target, "prefill", "decode")
+    if routes is not None:
+        exposed |= routes.names()
     executor = target.open(expose=sorted(exposed))
-    found = ObservedRun(tokens=stored)
+    found = ObservedRun(tokens=stored, routes=routes)
     queries: dict[int, list[Array]] = {}
 
     def after_prefill() -> None:
@@ -140,6 +146,8 @@ def observe(
                     sites[op.cache], inputs, indices, batch, own[sites[op.cache].layer], truncates=target.truncates
                 )
             found.kept[op.cache] = executor.exposed(op.outputs[-1]).copy()
+        if routes is not None:
+            routes.after_block(executor, batch.prompt_lengths)
         if stored is not None:
             stored.after_prompt(executor, executor.buffers, found.kept, batch.prompt_lengths)
 
@@ -149,6 +157,8 @@ def observe(
 
     def after_step(step: int, lengths: NDArray[np.int64]) -> None:
         found.lengths.append(lengths.copy())
+        if routes is not None:
+            routes.after_step(executor)
         if stored is not None:
             positions = batch.prompt_lengths + step
             stored.after_step(executor, positions, lengths)

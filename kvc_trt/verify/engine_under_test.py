@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.runtime.executor import Executor
     from kvc_trt.verify.codes.stored_tokens import StoredTokens
+    from kvc_trt.verify.routes import Routes
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -115,13 +116,18 @@ class EngineUnderTest:
         """True if the engine's caches have a format."""
         return self.engine.parameters.cache_format.keys is not None
 
+    @property
+    def is_followed(self) -> bool:
+        """True if the reference continues from what the observed run stored in codes, or with its experts."""
+        return self.has_codes or self._routes is not None
+
     @cached_property
     def judged_run(self) -> EngineRun:
-        """The run whose logits are compared with the reference's: the unobserved one, unless its codes differ.
+        """The run whose logits are compared with the reference's: the unobserved one, unless what it stores differs.
 
-        The reference continues from the codes of the observed run, so a run with other codes could not be judged.
+        The reference continues from codes or experts of the observed run, so a run with others could not be judged.
         """
-        run, observed = self.engine_run, self.observed.run if self.has_codes else None
+        run, observed = self.engine_run, self.observed.run if self.is_followed else None
         if observed is None or np.array_equal(run.logits, observed.logits):
             return run
         self.findings.append("observed, the engine rounds otherwise than unobserved; the observed run is judged")
@@ -129,19 +135,32 @@ class EngineUnderTest:
 
     @cached_property
     def reference_run(self) -> ReferenceRun:
-        """The reference's run with the engine's policy, weights, tokens and codes."""
-        return reference_run(self.known_run(self.batch, self.engine_run.tokens, self._stored))
+        """The reference's run with the engine's policy, weights, tokens, codes and experts."""
+        tokens = self.engine_run.tokens
+        return reference_run(self.known_run(self.batch, tokens, self._stored, self._routes))
 
     @property
     def _stored(self) -> StoredTokens | None:
         return self.observed.tokens if self.has_codes else None
 
-    def known_run(self, batch: Batch, tokens: NDArray[np.int64], stored: StoredTokens | None) -> KnownRun:
-        """Return the reference's run along `tokens` [N,B], which continues from the codes of the `stored` tokens."""
+    @property
+    def _routes(self) -> Routes | None:
+        return None if self.engine.model.description.experts is None else self.observed.routes
+
+    @property
+    def routes_bar(self) -> float:
+        """The bar of router logits that change places: each may be off by the bar of the model's logits."""
+        return 2 * self.thresholds.logits_max_error
+
+    def known_run(
+        self, batch: Batch, tokens: NDArray[np.int64], stored: StoredTokens | None, routes: Routes | None
+    ) -> KnownRun:
+        """Return the reference's run along `tokens` [N,B], which continues from the codes of the `stored` tokens, and
+        with the experts of `routes`."""
         engine = self.engine
         return KnownRun(
             engine.model, engine.weights(), engine.parameters, batch, tokens, self.progress,
-            activations=engine.model.dtype, stored=stored,
+            activations=engine.model.dtype, stored=stored, routes=routes, routes_bar=self.routes_bar,
         )  # fmt: skip
 
     @cached_property
@@ -150,24 +169,26 @@ class EngineUnderTest:
         return self.forced(self.observed.read, self.observed.inputs)
 
     def forced(
-        self, read: Mapping[int, list[Array]], inputs: Inputs, stored: StoredTokens | None = None
-    ) -> ForcedChoices:
+        self, read: Mapping[int, list[Array]], inputs: Inputs, stored: StoredTokens | None = None,
+        routes: Routes | None = None,
+    ) -> ForcedChoices:  # fmt: skip
         """Return the reference's logits along the engine's tokens, under the engine's choices where its own differ.
 
         `read` has the slots that the engine's steps read of each cache, and `inputs` the inputs of their choices, as in
-        `ObservedRun`. The reference continues from the codes of the `stored` tokens, by default of the observed run.
-        Nothing is forced if the graph hides some of the choices, or if they cannot be judged.
+        `ObservedRun`. The reference continues from the codes of the `stored` tokens, and with the experts of `routes`,
+        by default those of the observed run. Nothing is forced if the graph hides choices, or if they cannot be judged.
         """
-        run = self.known_run(self.batch, self.engine_run.tokens, stored or self._stored)
+        tokens = self.engine_run.tokens
+        run = self.known_run(self.batch, tokens, stored or self._stored, routes or self._routes)
         with self.phase("reference"):
-            ours = self.reference_run if stored is None else reference_run(run)
+            ours = self.reference_run if stored is None and routes is None else reference_run(run)
         return self._forced(run, ours, self.observed.kept, read, inputs)
 
     def reference_along(self, batch: Batch, tokens: NDArray[np.int64]) -> ForcedChoices:
-        """Return the reference's logits along `tokens` [N,B], with the codes and choices of the engine along them."""
+        """Return the reference's logits along `tokens` [N,B], with codes, choices and experts of the engine's run."""
         with self.phase("engine"):
             seen = observe(self.engine, self.target, batch, len(tokens), tokens=tokens)
-        run = self.known_run(batch, tokens, seen.tokens)
+        run = self.known_run(batch, tokens, seen.tokens, seen.routes)
         with self.phase("reference"):
             ours = reference_run(run)
         return self._forced(run, ours, seen.kept, seen.read, seen.inputs)
@@ -178,7 +199,7 @@ class EngineUnderTest:
     ) -> ForcedChoices:  # fmt: skip
         seen = self._choices(ours, kept, read)
         if seen is None or not can_judge(site.parameters for site in self.sites):
-            return ForcedChoices(ours.logits, keys_off=ours.keys_off)
+            return ForcedChoices(ours.logits, keys_off=ours.keys_off, routes=ours.routes)
         truncation = slack_of_truncation(self.engine.model.head_size) if self.target.truncates else 0.0
         judging = Judging(self.thresholds.choice_slack, inputs, FLOAT32_SLACK + truncation)
         with self.phase("reference"):

@@ -30,6 +30,7 @@ from kvc_trt.verify.ranges import Ranges
 from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison, count_differences, judge_kept, judge_read
 from kvc_trt.verify.rankings.steps import attend_selected
+from kvc_trt.verify.routes import FollowedRoutes, Routes
 from kvc_trt.verify.thresholds import FLOAT32_SLACK
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class KnownRun:
     """The type of the engine's activations, with whose range the reference's values are compared."""
     stored: StoredTokens | None = None
     """The engine's stored tokens, with whose codes the reference continues; None: it continues with its own."""
+    routes: Routes | None = None
+    """The experts that the engine chose, with which the reference continues; None: it continues with its own."""
+    routes_bar: float = 0.0
+    """The bar of router logits that change places (`FollowedRoutes`)."""
 
     def under(self, method: Method) -> ReferenceRun:
         """Run the reference, with `method` making the choices."""
@@ -78,8 +83,11 @@ class KnownRun:
         followed = None if self.stored is None else FollowedCodes(self.stored.sites, self.stored.tables)
         if followed is not None:
             decoder.follow(followed)
+        routes = None if self.routes is None else FollowedRoutes(self.routes, self.routes_bar)
+        if routes is not None:
+            decoder.follow_routes(routes)
         found = decoder.forced(self.batch, self.tokens, self.progress)
-        found.keys_off = None if followed is None else followed.off
+        found.keys_off, found.routes = None if followed is None else followed.off, routes
         return found
 
 
@@ -112,6 +120,8 @@ class ReferenceRun:
     longest vector of the same row and cache; None if it is not known."""
     keys_off: KeysOff | None = None
     """The errors of the engine's exact keys and values, if the reference continues from the engine's codes."""
+    routes: FollowedRoutes | None = None
+    """The comparison of the engine's experts with the reference's own, if the reference continues with these."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,8 @@ class ForcedChoices:
     """The distance of the choices' inputs from the reference's (`ReferenceRun.inputs_off`)."""
     keys_off: KeysOff | None = None
     """The errors of the engine's exact keys and values (`ReferenceRun.keys_off`)."""
+    routes: FollowedRoutes | None = None
+    """The comparison of experts (`ReferenceRun.routes`); of runs again, that of the last one."""
 
 
 class ForcedDecoder(ReferenceDecoder):
@@ -227,14 +239,14 @@ def force_choices(run: KnownRun, own: ReferenceRun, chosen: Choices, judging: Ju
     """
     rows = tuple(sorted(different_rows(own.choices, chosen)))
     if not rows:
-        return ForcedChoices(own.logits, keys_off=own.keys_off)
+        return ForcedChoices(own.logits, keys_off=own.keys_off, routes=own.routes)
     again = replay(run, chosen, judging)
     logits = own.logits.copy()
     logits[:, rows] = again.logits[:, rows]
     off = None
     if own.keys_off is not None and again.keys_off is not None:
         off = own.keys_off.of_rows(again.keys_off, rows)
-    return ForcedChoices(logits, rows, again.explained, again.inputs_off, off)
+    return ForcedChoices(logits, rows, again.explained, again.inputs_off, off, again.routes)
 
 
 class _Replay:

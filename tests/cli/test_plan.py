@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from benchmarks.startup import PUBLISHED
 from kvc_trt.cli.main import run
 from tests.oracles.family_models import ORIGINAL_LENGTH, their_config
 
@@ -54,11 +55,16 @@ def test_plan_shows_a_budget_in_percent_as_such(capsys):
     assert "token budget 6,528" in capsys.readouterr().out
 
 
-def test_nothing_heavy_is_imported():
+@pytest.mark.parametrize(
+    "arguments",
+    [[*COMMAND, "--backend", "tensorrt", "--json"], *(["plan", "--model", model] for model in PUBLISHED)],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported(arguments):
     script = f"""
 import sys
 from kvc_trt.cli.main import run
-assert run({[*COMMAND, "--backend", "tensorrt", "--json"]!r}) == 0
+assert run({arguments!r}) == 0
 found = sorted(set({HEAVY!r}) & set(sys.modules))
 assert not found, found
 """

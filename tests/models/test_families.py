@@ -306,7 +306,6 @@ def test_a_checkpoint_in_our_order_is_read_unchanged() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("command-r", {"use_qk_norm": True}, "use_qk_norm is true, expected false"),
         ("falcon-7b", {"alibi": True}, "alibi is true, expected false"),
         ("falcon-7b", {"parallel_attn": False}, "parallel_attn is false beside multi_query"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8, expected null"),

@@ -142,6 +142,7 @@ def test_the_last_of_four_ranks_of_llama_70b_has_its_part():
     ("description", "words"),
     [
         (ModelDescription(norms=Norms(heads="together")), "a norm over all heads of queries or keys"),
+        (ModelDescription(norms=Norms(heads="apart")), "norms of queries and keys with other weights for each head"),
         (ModelDescription(attention=(Attention(linear=Linear(1, 1, 8, 8, 4)), Attention())), "linear layers"),
         (ModelDescription(attention=(Attention(gated=True),)), "gates of attention's result"),
         (ModelDescription(attention_softcap=30.0), "capped logits, sinks of attention and clamped gates"),

@@ -141,7 +141,7 @@ def test_an_empty_vocabulary_is_refused():
 
 def test_only_one_module_uses_the_library():
     """Another user of it would meet its panics."""
-    package = tokenizer_library.__file__.split("models")[0]
+    package = tokenizer_library.__file__.rpartition("models")[0]
     found = subprocess.run(
         ["grep", "-rlE", r"^\s*(from tokenizers import|import tokenizers)", package, "--include=*.py"],
         capture_output=True, text=True, check=True,

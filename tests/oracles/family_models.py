@@ -90,6 +90,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"parallel_attn": False, "multi_query": False, "tie_word_embeddings": False},
     ),
     "command-r": ("Cohere", {"logit_scale": 0.4}),
+    "command-r-plus": ("Cohere", {"logit_scale": 0.4, "use_qk_norm": True}),
     "command-r7b": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 900, "logit_scale": 0.4}),
     "command-r7b-past-its-window": (
         "Cohere2",

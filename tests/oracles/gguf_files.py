@@ -20,7 +20,7 @@ ARCHITECTURES = {
     "Granite": "granite", "Cohere": "command-r", "Cohere2": "cohere2", "Falcon": "falcon", "GPTNeoX": "gptneox",
     "Glm4": "glm4", "GptOss": "gpt-oss", "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Mixtral": "llama",
     "SmolLM3": "smollm3", "Qwen2": "qwen2", "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe",
-    "Mistral": "mistral",
+    "Mistral": "mistral", "Glm": "chatglm",
 }  # fmt: skip
 """Prefix of transformers' class -> `general.architecture`."""
 _INTERLEAVED = ("Olmo", "Granite", "Mistral", "Mixtral", "SmolLM3")
@@ -49,11 +49,13 @@ def write_gguf(
     small_first_part: bool = False,
     less: tuple[str, ...] = (),
     vectors: str | None = None,
+    architecture: str | None = None,
 ) -> Path:
     """Write the checkpoint in `directory` as the file `path`, its matrices in a type; return the path.
 
     If parts have a number of tensors, the files are those of the gguf package beside the path; a small first one has
-    none. `less` names tensors that are left out, and `vectors` another type of theirs.
+    none. `less` names tensors that are left out, and `vectors` another type of theirs; `architecture` is one
+    that is not in `ARCHITECTURES`.
 
     `others` has the type of matrices with a part in their names. `without` names keys, without the architecture's
     name, that are left out; `keys` has others, and `more` tensors besides the checkpoint's. The first converter of
@@ -61,7 +63,7 @@ def write_gguf(
     """
     config = json.loads((directory / "config.json").read_text())
     family = config["architectures"][0].removesuffix("ForCausalLM")
-    architecture = ARCHITECTURES[family]
+    architecture = architecture or ARCHITECTURES[family]
     writer = gguf.GGUFWriter(
         path, architecture, split_max_tensors=tensors_of_a_part, small_first_shard=small_first_part
     )
@@ -221,6 +223,8 @@ _FAMILY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Cohere": _of_cohere, "Cohere2": _of_cohere2, "Falcon": _of_falcon, "GPTNeoX": _of_gpt_neox, "GptOss": _of_gpt_oss,
     "Qwen3Next": _of_linear_layers, "Qwen3_5": _of_linear_layers, "Qwen3_5Moe": _of_linear_layers,
     "Qwen2Moe": _of_experts, "Qwen3Moe": _of_experts, "Olmo": lambda _config: {"attention.layer_norm_epsilon": 1e-5},
+    "Glm": lambda config: {"rope.dimension_count": _rotary_channels(config), "attention.key_length": None,
+                           "attention.value_length": None},
     "Glm4": lambda config: {"rope.dimension_count": _rotary_channels(config)},
     "SmolLM3": lambda config: {"rope.dimension_count": _rotary_channels(config), "vocab_size": config["vocab_size"]},
     "Mixtral": lambda config: {"rope.dimension_count": _rotary_channels(config), "vocab_size": config["vocab_size"]},
@@ -254,6 +258,11 @@ def _tensors(family: str, config: Mapping[str, Any], stored: Mapping[str, np.nda
             found[name] = _apart(values, groups, config["hidden_size"] // heads)
         elif family in ("Gemma2", "Gemma3", *_WITH_LINEAR_LAYERS) and name.endswith("norm.weight"):
             found[name] = values + np.float32(1)
+        elif family == "Glm" and ".self_attn.q_proj." in name:
+            parts = [stored[name.replace("q_proj", f"{one}_proj")] for one in "qkv"]
+            found[name.replace("q_proj", "qkv_proj")] = np.concatenate(parts)
+        elif family == "Glm" and re.search(r"\.self_attn\.[kv]_proj\.", name):
+            continue
         elif not (config.get("tie_word_embeddings") and name == "lm_head.weight"):
             found[name] = values
     rotary = config.get("rope_parameters") or {}

@@ -39,8 +39,8 @@ FILES: dict[str, dict[str, Any]] = {
     "mistral-past-its-window": {}, "olmo": {}, "olmo2": {}, "olmo3": {},
     "gemma2": {"query_pre_attn_scalar": 16, "tie_word_embeddings": True, "num_hidden_layers": 12,
                "attn_logit_softcapping": 5.0}, "gemma3": {"query_pre_attn_scalar": 16},
-    "granite": {}, "command-r": {}, "command-r7b-past-its-window": {},
-    "falcon-7b": {}, "falcon-40b": {"bias": False}, "falcon-11b": {}, "gpt-neox": {}, "glm4": {},
+    "granite": {}, "command-r": {}, "command-r-plus": {}, "command-r7b-past-its-window": {},
+    "falcon-7b": {}, "falcon-40b": {"bias": False}, "falcon-11b": {}, "gpt-neox": {}, "glm": {}, "glm4": {},
     "gpt-neox-one-after-the-other": {"attention_bias": True, "hidden_act": "gelu"},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, "mixtral": {},
     "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3-moe": {"mlp_only_layers": []}, "gpt-oss": {"swiglu_limit": 7.0},
@@ -326,6 +326,11 @@ def test_experts_of_several_types_are_not_kept(tmp_path: Path) -> None:
         ("granite", "attention.scale", "granite.attention.scale is None, expected the factor of queries and keys"),
         ("gemma3", "attention.key_length", "gemma3.attention.key_length is None, expected the width of a head's"),
         ("phi3-longrope", "rope.dimension_count", "phi3.rope.dimension_count is None, expected the number of channels"),
+        (
+            "glm",
+            "attention.layer_norm_rms_epsilon",
+            "chatglm.attention.layer_norm_rms_epsilon is None, expected 1.5625e-07",
+        ),
         ("qwen2-moe", "expert_used_count", "missing key 'qwen2moe.expert_used_count'"),
     ],
 )

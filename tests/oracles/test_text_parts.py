@@ -14,11 +14,13 @@ from kvc_trt import Engine, build
 from kvc_trt.errors import InputError
 from kvc_trt.models.family import HARMLESS, families
 from kvc_trt.models.formats import open_checkpoint, weights_of
+from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.models.sources.text_part import text_fields
 from kvc_trt.models.weights import check_weights
 from tests.oracles.answers import STEPS, answer_of, prompts, reference_logits
 from tests.oracles.family_models import randomise, their_config
+from tests.oracles.gguf_files import write_gguf
 
 transformers = pytest.importorskip("transformers")
 OF_QWEN: dict[str, Any] = {
@@ -199,3 +201,54 @@ def test_a_decoder_that_does_not_fit_is_refused_in_one_line(
     with pytest.raises(InputError, match=words) as caught:
         open_checkpoint(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def decoder_of(directory: Path, to: Path) -> Path:
+    """Write the decoder of a checkpoint with an image part alone, under the names and fields of its own class."""
+    config = json.loads((directory / "config.json").read_text())
+    own = config["architectures"][0].replace("ForConditionalGeneration", "")
+    text = {"Qwen3VL": "Qwen3", "Mistral3": "Mistral"}[own]
+    to.mkdir()
+    (to / "config.json").write_text(json.dumps({**config["text_config"], "architectures": [f"{text}ForCausalLM"]}))
+    tensors = {}
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        part = name.replace("model.language_model.", "model.").replace("language_model.model.", "model.")
+        part = part.replace("language_model.lm_head", "lm_head")
+        if part.startswith(("model.layers", "model.embed_tokens", "model.norm", "lm_head")):
+            tensors[part] = tensor.contiguous()
+    save_file(tensors, to / "model.safetensors")
+    return to
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prefix", "architecture", "keys"),
+    [
+        ("Qwen3VL", "qwen3vl", {"n_deepstack_layers": 1, "rope.dimension_sections": [8, 4, 4, 0]}),
+        ("Mistral3", "mistral3", {}),
+    ],
+)
+def test_the_decoder_is_read_from_gguf_too(
+    prefix: str, architecture: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """llama.cpp's converter writes it as a file of its own, apart from the image part."""
+    model = written_with_images(prefix, tmp_path / "whole")
+    decoder = decoder_of(tmp_path / "whole", tmp_path / "decoder")
+    path = write_gguf(decoder, tmp_path / "model.gguf", architecture=architecture, keys=keys)
+    checkpoint = GgufCheckpoint(path)
+    assert checkpoint.header.scalar("general.architecture") == architecture
+    check_weights(checkpoint.config, checkpoint)
+    for prompt in prompts():
+        answer, logits = answer_of(model, prompt)
+        found = reference_logits(checkpoint.config, checkpoint, prompt, answer)
+        torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_scale_by_position_of_later_mistral_3_files_is_refused(tmp_path: Path) -> None:
+    written_with_images("Mistral3", tmp_path / "whole")
+    decoder = decoder_of(tmp_path / "whole", tmp_path / "decoder")
+    keys = {"attention.temperature_scale": 0.1}
+    path = write_gguf(decoder, tmp_path / "model.gguf", architecture="mistral3", keys=keys)
+    with pytest.raises(InputError, match=r"mistral3\.attention\.temperature_scale is 0\.1"):
+        GgufCheckpoint(path)

@@ -20,6 +20,7 @@ from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.compaction.compact import BY_WINDOW
+from kvc_trt.operators.experts import OF_EXPERTS
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -112,6 +113,15 @@ class OnnxRuntimeHarness(Harness):
         nodes, sites = read_graph(file).graph.node, cache_sites(engine.model, engine.parameters)
         cache = "k_cache" if graph == "prefill" else "k_cache_out"
         return [stored_blocks(nodes, sites, cache, token, tokens) for token in range(tokens)]
+
+    @override
+    def routers(self, graph: str) -> dict[int, str]:
+        file: HeldFile | None = getattr(self._engine, f"{graph}_graph")
+        if file is None:
+            return {}
+        model, nodes = self._engine.model, read_graph(file).graph.node
+        layers = [layer for layer in range(model.num_hidden_layers) if model.experts(layer) is not None]
+        return dict(zip(layers, (node.input[0] for node in nodes if node.op_type in OF_EXPERTS), strict=False))
 
     def _choosing(self, graph: HeldFile, token: int = 0, tokens: int = 1) -> list[Watched]:
         writers = self._writers(graph, "selected", token, tokens)

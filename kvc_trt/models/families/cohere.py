@@ -1,4 +1,7 @@
-"""Command R (Cohere): attention and feed-forward read one LayerNorm without bias; neighbouring channels rotate."""
+"""Command R (Cohere): attention and feed-forward read one LayerNorm without bias; neighbouring channels rotate.
+
+Command R+ also has norms of queries and keys.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from pydantic import Field
 from kvc_trt.models.config import ModelDescription, Norms
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.fields.rotary import Base
+from kvc_trt.models.gguf.keys import GgufKeys
+from kvc_trt.models.sources.norms_by_head import NormsByHead
 
 
 class CohereFields(DecoderFields):
@@ -27,17 +32,21 @@ class _Fields(CohereFields):
 
 
 def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
-    if fields.use_qk_norm:
-        raise ValueError("use_qk_norm is true, expected false: norms with other weights for each head are not computed")
+    norms = Norms("layer", place="shared", heads="apart" if fields.use_qk_norm else "each")
     return {
+        "qk_norm": fields.use_qk_norm,
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "description": ModelDescription(norms=Norms("layer", place="shared"), logit_scale=fields.logit_scale),
+        "description": ModelDescription(norms=norms, logit_scale=fields.logit_scale),
     }
 
 
 def _fields_of(description: ModelDescription) -> Mapping[str, Any]:
-    return {"logit_scale": description.logit_scale}
+    return {"logit_scale": description.logit_scale, "use_qk_norm": description.norms.heads == "apart"}
+
+
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    return {"use_qk_norm": keys.has("blk.0.attn_q_norm.weight")}
 
 
 COHERE = Family(
@@ -48,5 +57,8 @@ COHERE = Family(
     # The published models are made for more positions than their max_position_embeddings.
     spelling={"rms_norm_eps": "layer_norm_eps", "max_sequence_length": "model_max_length"},
     interleaved=True,
-    gguf=GgufArchitecture(("command-r",), interleaved=True, keys={"logit_scale": "logit_scale"}),
+    other_form=NormsByHead,
+    gguf=GgufArchitecture(
+        ("command-r",), interleaved=True, keys={"logit_scale": "logit_scale"}, fields=_fields_of_gguf
+    ),
 )

@@ -5,6 +5,7 @@ The later models of the name Glm4 also add norms of the results of attention and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,9 @@ from kvc_trt.models.config import ModelConfig, ModelDescription, Norms
 from kvc_trt.models.families.phi3 import gate_and_up
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.gguf.keys import EPSILON, GgufKeys
+
+_EPSILON = 1.5625e-07
 
 
 class _Fields(DecoderFields):
@@ -33,6 +37,14 @@ def _weights(config: ModelConfig) -> Mapping[str, Rows]:
     }
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    found = keys[EPSILON]
+    if not isinstance(found, float) or not math.isclose(found, _EPSILON, rel_tol=1e-6):
+        # The converter knows the older spelling of config.json alone, and loses the rotary base with it.
+        raise keys.wrong(EPSILON, f"{_EPSILON:g}, that of GLM-4: a file that says otherwise has lost its settings")
+    return {}
+
+
 GLM = Family(
     architecture="GlmForCausalLM",
     fields=_Fields,
@@ -42,6 +54,7 @@ GLM = Family(
     rotary_fraction=0.5,
     interleaved=True,
     weights=_weights,
+    gguf=GgufArchitecture(("chatglm",), interleaved=True, fields=_fields_of_gguf),
 )
 GLM4 = replace(
     GLM,

@@ -25,5 +25,5 @@ MISTRAL = Family(
     describe=_describe,
     absent_kv_heads=8,
     beside_images=BesideImages("Mistral3ForConditionalGeneration", "mistral"),
-    gguf=GgufArchitecture(("mistral",), interleaved=True, keys={"sliding_window": WINDOW}),
+    gguf=GgufArchitecture(("mistral", "mistral3"), interleaved=True, keys={"sliding_window": WINDOW}),
 )

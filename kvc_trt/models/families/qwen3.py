@@ -33,5 +33,5 @@ QWEN3 = Family(
         "qwen3_vl_text",
         {"rms_norm_eps": 1e-6, "rope_theta": 5e5, "max_position_embeddings": 128000},
     ),
-    gguf=GgufArchitecture(("qwen3",)),
+    gguf=GgufArchitecture(("qwen3", "qwen3vl")),
 )

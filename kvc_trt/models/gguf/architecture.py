@@ -17,7 +17,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import Family, families
 from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, Scalar
-from kvc_trt.models.gguf.keys import EXPERTS, LATER_TOKENS, WINDOW, GgufKeys
+from kvc_trt.models.gguf.keys import EPSILON, EXPERTS, LATER_TOKENS, WINDOW, GgufKeys
 from kvc_trt.models.gguf.names import EMBEDDING, HEAD, ROPE_FACTORS
 from kvc_trt.models.gguf.rope_factors import check_shape, llama3_scaling
 from kvc_trt.models.sources.hugging_face import parse_config
@@ -31,7 +31,7 @@ _FIELDS = {
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rms_norm_eps": EPSILON,
     "max_position_embeddings": "context_length",
     "rope_theta": "rope.freq_base",
 }

@@ -181,7 +181,7 @@ class _FileTensors:
             return (1, *shape) if name.endswith(SHARED_GATE) else shape
         if name.endswith(_CONVOLUTION):
             return (shape[0], 1, *shape[1:])
-        if name.endswith(".bias"):
+        if name.endswith((".bias", ".attn_q_norm.weight", ".attn_k_norm.weight")):
             return (int(np.prod(shape, dtype=np.int64)),)
         *outer, columns = shape
         return int(np.prod(outer, dtype=np.int64)), columns

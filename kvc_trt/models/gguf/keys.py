@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, Scalar
 
+EPSILON = "attention.layer_norm_rms_epsilon"
 WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"

@@ -69,6 +69,7 @@ class PreTokenizer:
 
 _LLAMA3_FAMILY = PreTokenizer(_LLAMA3, whole_pieces_first=True, begins=True)
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "chatglm-bpe": PreTokenizer(_LLAMA3),
     "command-r": PreTokenizer(single_digits=True, normalised=True),
     "dbrx": PreTokenizer(_LLAMA3),
     "default": PreTokenizer(),

@@ -8,6 +8,7 @@ prompt one token shorter and a first sparse step, is not offered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -59,6 +60,7 @@ class ReferenceDecoder:
         }
         self._caches = LayerCaches(config, parameters, method, self._rotary[None])
         self._prompt_budgets: list[tuple[int, ...]] | None = None
+        self._routes: Callable[[int, Tensor, int], Tensor] | None = None
 
     @property
     def method(self) -> Method:
@@ -72,6 +74,10 @@ class ReferenceDecoder:
     def follow(self, read_back: ReadBack) -> None:
         """Read keys and values back from caches by `read_back`, instead of by the rule's format."""
         self._caches.read_back = read_back
+
+    def follow_routes(self, routes: Callable[[int, Tensor, int], Tensor]) -> None:
+        """Choose experts, int64 [N,count], by `routes` of a layer, its router's logits [N,experts], and their count."""
+        self._routes = routes
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> tuple[Tensor, ReferenceCache]:
@@ -232,10 +238,13 @@ class ReferenceDecoder:
         return Projected(rotary(query, positions), rotary(keys, positions), values, query, keys, softmax)
 
     def _norm_heads(self, weight: Tensor, x: Tensor) -> Tensor:
-        """Apply the norm of queries or keys [N,heads*D], head by head or over all of them."""
+        """Apply the norm of queries or keys [N,heads*D]."""
         if self._parts.norms.heads == "together":
             return rms_norm(x, weight, self.config.norm_epsilon)
-        return rms_norm(x.reshape(len(x), -1, self.config.head_size), weight, self.config.norm_epsilon).flatten(1)
+        heads, epsilon = x.reshape(len(x), -1, self.config.head_size), self.config.norm_epsilon
+        if self._parts.norms.heads == "apart":
+            return layer_norm(heads, weight.reshape(heads.shape[1:]), None, epsilon).flatten(1)
+        return rms_norm(heads, weight, epsilon).flatten(1)
 
     def _empty_state(self, index: int, rows: int) -> LinearState | None:
         """Return the state of a linear layer before the first token; None for a layer with caches."""
@@ -275,7 +284,9 @@ class ReferenceDecoder:
         name = "input_layernorm" if norms.place == "shared" else "post_attention_layernorm"
         x = self._read(weights, name, before if norms.side_by_side else hidden)
         if experts is not None:
-            update = mixed(weights, x, experts, self._parts.clamped_gate)
+            routes, count = self._routes, experts.chosen
+            route = None if routes is None else lambda logits: routes(index, logits, count)
+            update = mixed(weights, x, experts, self._parts.clamped_gate, route)
         else:
             update = mlp(partial(self._product, weights), x, self._parts.feed_forward)
         return hidden + self._added(weights, FEED_FORWARD_RESULT_NORM, update)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,15 +12,20 @@ from kvc_trt.models.weights import EXPERT_BIASES, EXPERT_MATRICES, ROUTER, ROUTE
 from kvc_trt.reference.layers import Weights
 from kvc_trt.reference.selection import best
 
+Route = Callable[[Tensor], Tensor]
+"""Chooses experts, int64 [N,chosen], by router logits [N,experts]."""
 
-def mixed(weights: Weights, x: Tensor, part: Experts, clamped: ClampedGate | None = None) -> Tensor:
+
+def mixed(
+    weights: Weights, x: Tensor, part: Experts, clamped: ClampedGate | None = None, route: Route | None = None
+) -> Tensor:
     """Apply a layer's experts, and the one that reads every token: [N,hidden] -> [N,hidden].
 
-    With a `clamped` gate, router and experts have biases."""
+    With a `clamped` gate, router and experts have biases. A `route` chooses experts in place of the largest logits."""
     logits = x @ weights[ROUTER].T
     if clamped is not None:
         logits = logits + weights[ROUTER_BIAS]
-    chosen, shares = routed(logits, part.chosen, normalised=part.normalised)
+    chosen, shares = routed(logits, part.chosen, normalised=part.normalised, route=route)
     gate, up, down = (torch.unflatten(weights[name], 0, (part.count, -1)) for name in EXPERT_MATRICES)
     result = torch.zeros_like(x)
     for expert in torch.unique(chosen).tolist():
@@ -50,8 +55,8 @@ def _clamped(x: Tensor, matrices: Sequence[Tensor], biases: Sequence[Tensor], pa
     return (gate * torch.sigmoid(part.gain * gate) * (up + 1)) @ matrices[2].T + biases[2]
 
 
-def routed(logits: Tensor, count: int, *, normalised: bool) -> tuple[Tensor, Tensor]:
+def routed(logits: Tensor, count: int, *, normalised: bool, route: Route | None = None) -> tuple[Tensor, Tensor]:
     """Return the experts of each token, int64 [N,count], and their weights, from logits [N,experts]."""
-    chosen = best(logits, count)
+    chosen = best(logits, count) if route is None else route(logits)
     shares = torch.softmax(logits, dim=-1).gather(1, chosen)
     return chosen, shares / shares.sum(dim=-1, keepdim=True) if normalised else shares

@@ -29,6 +29,7 @@ from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.reference_run import ForcedChoices, StepInputs
+from kvc_trt.verify.routes import Routes
 from kvc_trt.verify.rungs.codes import codes_checks, keys_check
 from kvc_trt.verify.rungs.operators import index_check
 from kvc_trt.verify.softmaxes import softmaxes
@@ -75,12 +76,15 @@ def check_drafts(tested: EngineUnderTest) -> list[Check]:
     stored = StoredTokens.of(tested.target, tested.sites, "prefill", "draft")
     if stored is not None:
         exposed |= {*stored.names(), *(op.outputs[-1] for op in tested.target.compactions())}
+    routes = Routes.of(tested.engine, tested.target, "prefill", "draft")
+    if routes is not None:
+        exposed |= routes.names()
     executor = tested.target.open(expose=sorted(exposed))
     if not isinstance(executor, DraftExecutor):
         return []
     with tested.phase("engine"):
-        found = _Passes(tested, executor, watched, stored).run()  # type: ignore[arg-type]
-    checks = _reference_checks(tested, found, stored)
+        found = _Passes(tested, executor, watched, stored, routes).run()  # type: ignore[arg-type]
+    checks = _reference_checks(tested, found, stored, routes)
     if found.selection.compared:
         checks.append(index_check("drafts: tokens read", found.selection, "on the inputs they really got"))
         bar = tested.thresholds.value_error
@@ -92,17 +96,22 @@ def check_drafts(tested: EngineUnderTest) -> list[Check]:
     return [*checks, left]
 
 
-def _reference_checks(tested: EngineUnderTest, found: DraftsRun, stored: StoredTokens | None) -> list[Check]:
-    """Compare with the reference's steps, under the codes and choices of the passes, or of steps if passes expose
-    none."""
+def _reference_checks(
+    tested: EngineUnderTest, found: DraftsRun, stored: StoredTokens | None, routes: Routes | None
+) -> list[Check]:
+    """Compare with the reference's steps, under the codes, choices and experts of the passes, or of steps if passes
+    expose none."""
     bar = tested.thresholds.logits_max_error
-    if stored is None:
+    if stored is None and routes is None:
         shown = tested.forced(found.read, found.inputs) if found.read else None
         return [_logits_check(tested, found, shown or tested.forced_choices)]
-    forced = tested.forced(found.read, found.inputs, stored)
-    assert forced.keys_off is not None
-    codes = [*codes_checks(stored.found, "drafts: "), keys_check(forced.keys_off, bar, "drafts: ")]
-    return [*codes, _logits_check(tested, found, forced)]
+    forced, checks = tested.forced(found.read, found.inputs, stored, routes), []
+    if stored is not None:
+        assert forced.keys_off is not None
+        checks = [*codes_checks(stored.found, "drafts: "), keys_check(forced.keys_off, bar, "drafts: ")]
+    if forced.routes is not None:
+        checks.append(forced.routes.check("drafts: "))
+    return [*checks, _logits_check(tested, found, forced)]
 
 
 def _logits_check(tested: EngineUnderTest, found: DraftsRun, forced: ForcedChoices) -> Check:
@@ -131,9 +140,10 @@ class _Passes:
 
     def __init__(
         self, tested: EngineUnderTest, executor: ObservedDrafts, watched: Sequence[Sequence[Watched]],
-        stored: StoredTokens | None,
+        stored: StoredTokens | None, routes: Routes | None,
     ) -> None:  # fmt: skip
         self._tested, self._executor, self._watched, self._stored = tested, executor, watched, stored
+        self._routes = routes
         self._tokens = 1 + executor.limits.draft_tokens
         self._positions, self._path = tested.batch.prompt_lengths, tested.engine_run.tokens
         self._random = np.random.default_rng(tested.seed)
@@ -149,6 +159,8 @@ class _Passes:
         for row in range(rows):
             executor.insert(prefilled, row, row)
         self._found, self._lengths = DraftsRun([prefilled.logits]), prefilled.cache_lengths.copy()
+        if self._routes is not None:
+            self._routes.after_block(executor, batch.prompt_lengths)
         if self._stored is not None:
             compactions = self._tested.target.compactions()
             listed = {op.cache: executor.exposed(op.outputs[-1]).copy() for op in compactions}
@@ -161,6 +173,8 @@ class _Passes:
             checked = self._pass(step, kept)
             self._judge(kept)
             self._store(step, kept)
+            if self._routes is not None:
+                self._routes.after_draft(executor, rows, kept)
             self._reject(checked, kept)
             if self._stored is not None:
                 self._stored.compare(executor.buffers, self._positions + step + kept - 1)

@@ -85,6 +85,7 @@ def check_logits(tested: EngineUnderTest) -> list[Check]:
     checks = [
         _check_ranges(ours.ranges),
         *_judge_choices(tested),
+        *_judge_routes(tested),
         at_most("max logit error", sample, error, bars.logits_max_error, note=lengths),
         at_most("mean KL (nats)", sample, kl, bars.logits_mean_kl),
         Check(
@@ -125,6 +126,11 @@ def _judge_choices(tested: EngineUnderTest) -> list[Check]:
         note = "of a query or a key from the reference's, over the longest of its row and cache"
         checks.append(Check("inputs of choices", "largest difference", forced.inputs_off, "no bar", note=note))
     return checks
+
+
+def _judge_routes(tested: EngineUnderTest) -> list[Check]:
+    routes = tested.forced_choices.routes
+    return [] if routes is None else [routes.check()]
 
 
 def _measure_compression(tested: EngineUnderTest, ours: Logits) -> None:

@@ -116,15 +116,15 @@ def explanation(found: Match) -> str:
 def _under_forced_choices(tested: EngineUnderTest, answers: Sequence[Sequence[int]]) -> NDArray[np.float32] | None:
     """Logits under the engine's choices, if its answers are the tokens that those were observed on."""
     same = np.array_equal(np.array(answers).T, tested.engine_run.tokens)
-    return tested.forced_choices.logits if same and not tested.has_codes else None
+    return tested.forced_choices.logits if same and not tested.is_followed else None
 
 
 def _expected(tested: EngineUnderTest, answers: Sequence[Sequence[int]]) -> Greedy:
-    """Return the reference's greedy tokens; where caches have a format, along the engine's codes.
+    """Return the reference's greedy tokens; where it follows codes or experts of the engine, along those.
 
     Up to where an answer differs first, the tokens that the reference says after the answer's are its greedy ones.
     """
-    if not tested.has_codes:
+    if not tested.is_followed:
         with tested.phase("reference"):
             return reference_greedy(tested.reference, tested.batch, tested.plan.steps)
     tokens = np.array(answers, np.int64).T

@@ -27,6 +27,7 @@ from kvc_trt.verify.codes.stored_tokens import StoredTokens
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.questions.prompts import random_prompts
 from kvc_trt.verify.rankings.index_lists import IndexComparison, count_differences, judge_kept
+from kvc_trt.verify.routes import FollowedRoutes, Routes
 from kvc_trt.verify.rungs.codes import codes_checks, keys_check
 from kvc_trt.verify.rungs.operators import index_check
 
@@ -60,13 +61,15 @@ def check_turns(tested: EngineUnderTest) -> list[Check]:
     compactions = tested.target.compactions()
     stored = StoredTokens.of(tested.target, tested.sites, "prefill", "extend")
     lists = {op.cache: op.outputs[-1] for op in compactions} if stored is not None else {}
-    executor = tested.target.open(expose=sorted({*lists.values(), *(stored.names() if stored is not None else ())}))
+    routes = Routes.of(tested.engine, tested.target, "prefill", "extend")
+    exposed = {*lists.values(), *(name for one in (stored, routes) if one is not None for name in one.names())}
+    executor = tested.target.open(expose=sorted(exposed))
     if executor.limits.no_turns is not None or not isinstance(executor, TurnExecutor):
         return []
     prompts, turns = _prompts(tested), _turns(tested)
     caches = [f"slot_positions.{site.name}" for site in tested.sites if site.parameters.eviction.turn_state]
     with tested.phase("engine"):
-        ours = _on_engine(executor, prompts, turns, caches, stored, lists)
+        ours = _on_engine(executor, prompts, turns, caches, stored, lists, routes)
     parameters, engine = tested.engine.parameters, tested.engine
     method = _ForcedTurns(parameters, iter(ours.kept), tested.thresholds.choice_slack)
     with tested.phase("reference"):
@@ -74,6 +77,9 @@ def check_turns(tested: EngineUnderTest) -> list[Check]:
         followed = None if stored is None else FollowedCodes(stored.sites, stored.tables)
         if followed is not None:
             decoder.follow(followed)
+        experts = None if routes is None else FollowedRoutes(routes, tested.routes_bar)
+        if experts is not None:
+            decoder.follow_routes(experts)
         expected = _on_reference(decoder, prompts, turns, all_logits=executor.limits.all_logits)
     scale = max(1.0, float(np.abs(expected).max()))
     error = float(np.abs(ours.logits - expected).max()) / scale
@@ -84,6 +90,8 @@ def check_turns(tested: EngineUnderTest) -> list[Check]:
     checks = []
     if stored is not None and followed is not None:
         checks += [*codes_checks(stored.found, "turns: "), keys_check(followed.off, bar, "turns: ")]
+    if experts is not None:
+        checks.append(experts.check("turns: "))
     checks.append(at_most("turns: max logit error", sample, error, bar, note=note))
     if method.compared.compared:
         checks.append(index_check("turns: tokens kept", method.compared, "on the reference's inputs"))
@@ -110,7 +118,7 @@ def _turns(tested: EngineUnderTest) -> list[Batch]:
 
 def _on_engine(
     executor: ObservedExecutor, prompts: Batch, turns: list[Batch], caches: list[str], stored: StoredTokens | None,
-    lists: Mapping[int, str],
+    lists: Mapping[int, str], routes: Routes | None,
 ) -> TurnsRun:  # fmt: skip
     """Run a prompt and its turns; `lists` name the positions that caches with a format keep of a prompt."""
     assert isinstance(executor, TurnExecutor)
@@ -119,6 +127,8 @@ def _on_engine(
     prefilled = executor.prefill(prompts.input_ids, prompts.prompt_lengths)
     for row in range(rows):
         executor.insert(prefilled, row, row)
+    if routes is not None:
+        routes.after_block(executor, prompts.prompt_lengths)
     if stored is not None:
         of_prompt = {cache: executor.exposed(name).copy() for cache, name in lists.items()}
         stored.after_prompt(executor, executor.buffers, of_prompt, prompts.prompt_lengths)
@@ -126,6 +136,8 @@ def _on_engine(
     positions, lengths = prompts.prompt_lengths, prefilled.cache_lengths
     for turn in turns:
         found = executor.extend(0, turn.input_ids, turn.prompt_lengths, positions, lengths)
+        if routes is not None:
+            routes.after_block(executor, turn.prompt_lengths, graph="extend")
         if stored is not None:
             stored.after_turn(executor, positions, turn.prompt_lengths, executor.buffers, lengths)
         positions, lengths = positions + turn.prompt_lengths, found.cache_lengths

@@ -53,7 +53,7 @@ def test_a_scaling_that_is_switched_off_is_ignored(config):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"architecture": "bloom"}, "general.architecture is 'bloom', expected one of cohere2, command-r, falcon, "),
+        ({"architecture": "bloom"}, "general.architecture is 'bloom', expected one of chatglm, cohere2, command-r, "),
         ({"absent": ("embedding_length",)}, "missing key 'llama.embedding_length'"),
         ({"changes": {"block_count": 5000}}, "llama.block_count: .*1024, found 5000"),
         ({"changes": {"attention.head_count": [4, 4]}}, "llama.attention.head_count is an array of 2, expected one"),

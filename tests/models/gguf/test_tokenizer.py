@@ -21,7 +21,7 @@ def contents(tmp_path):
     return read
 
 
-OTHERS = {"command-r", "falcon", "glm4", "olmo", "refact", "smollm", "starcoder"}
+OTHERS = {"chatglm-bpe", "command-r", "falcon", "glm4", "olmo", "refact", "smollm", "starcoder"}
 """Rules that transformers' reading of GGUF files does not know; it splits such text as GPT-2's."""
 
 
@@ -95,7 +95,8 @@ def test_ids_are_those_of_the_familys_own_class(name, theirs, contents):
 
 def test_pieces_of_rules_without_another_reader_are_the_expected_ones(contents):
     text = "it's 12345 + x..., \n\nyes"
-    assert pieces(contents, "glm4", text) == pieces(contents, "llama3", text)
+    for name in ("glm4", "chatglm-bpe"):
+        assert pieces(contents, name, text) == pieces(contents, "llama3", text)
     for name in ("refact", "starcoder"):
         assert pieces(contents, name, text) == pieces(contents, "smollm", text)
     assert pieces(contents, "falcon", "it's 12345 x..., yes(2)") == [
@@ -149,7 +150,7 @@ def test_tokenizers_that_do_not_read_back_are_refused(contents):
         ({"absent": ("tokenizer.ggml.model",)}, "model is missing, expected gpt2 (byte-level BPE) or llama"),
         ({"changes": {"tokenizer.ggml.model": "bert"}}, "model is 'bert', expected gpt2 (byte-level BPE) or llama"),
         ({"pre": None}, "pre is missing, expected the rule by which text is split"),
-        ({"pre": "chameleon"}, "pre is 'chameleon', expected a known rule of splitting text: command-r, "),
+        ({"pre": "chameleon"}, "pre is 'chameleon', expected a known rule of splitting text: chatglm-bpe, command-r, "),
         ({"absent": ("tokenizer.ggml.tokens",)}, "tokens is missing"),
         ({"absent": ("tokenizer.ggml.merges",)}, "merges is missing"),
         ({"changes": {"tokenizer.ggml.merges": ["a b c"]}}, "merges is a list with 'a b c', expected two tokens"),

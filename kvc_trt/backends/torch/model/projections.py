@@ -143,7 +143,8 @@ class Projections:
         """Project N normed tokens to queries [N,H,D], keys and values [N,G,D], rotated to their positions."""
         weights = self._weights.layers[layer]
         norms = weights.get("self_attn.q_norm.weight"), weights.get("self_attn.k_norm.weight")
-        constants = self._heads, self.config.norm_epsilon, self._query_scales[layer]
+        apart = self.config.description.norms.heads == "apart"
+        constants = self._heads, self.config.norm_epsilon, self._query_scales[layer], apart
         return self._run.rotated_heads(self._join(layer, x), cos, sin, *norms, *constants)
 
     def _join(self, layer: int, x: Tensor) -> Tensor:
