@@ -140,7 +140,7 @@ def test_other_sizes_keep_their_launches(later: KernelLibrary) -> None:
     assert launches(later, rows_case(1, dtype=torch.float32)) == APART
     assert launches(later, pages_case(8192, top_k=30)) == WHOLE
     assert launches(later, pages_case(8193, top_k=30)) == APART, "a thread selects among at most 32 pages"
-    assert launches(later, pages_case(8192, top_k=30, size=32, top_r=17)) == APART, "staged bounds do not fit"
+    assert launches(later, pages_case(8192, top_k=30, size=64, top_r=64)) == APART, "staged bounds do not fit"
 
 
 @pytest.mark.parametrize("switch", [CLUSTER_STEP, CLUSTERS], ids=lambda switch: switch.name)

@@ -119,9 +119,10 @@ def check(library: KernelLibrary) -> None:
         check_whole(library, case, 8)
     library.set_schedule("reverse")  # what the first block writes is there last
     check_whole(library, rows, 8)
-    for top_k in (150, 280):
-        check_whole(library, heads_case(4, 300, top_k=top_k, group=2), 4)
-    check_whole(library, heads_case(1, 1100, top_k=900), 1)
+    library.set_active_clusters(1)  # two KV heads have clusters of one block then
+    check_whole(library, pages_case(1100, kv_heads=2, heads=2, top_k=900), 1)
+    library.set_active_clusters(0)
+    check_whole(library, heads_case(4, 300, top_k=150), 4)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

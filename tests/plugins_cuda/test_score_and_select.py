@@ -27,8 +27,8 @@ APART = ["prepare_step", "page_scores", "select_tokens", "sparse_attention"]
 BEFORE_CLUSTERS, WITH_CLUSTERS = ARCHITECTURES[0], ARCHITECTURES[1]
 MANY_ROWS = 80
 """A batch that has, with two KV heads, more of them than any GPU has multiprocessors."""
-LARGEST_HEAD = 128
-"""Clusters take whole steps of heads of at most this size."""
+LARGEST_HEAD, LARGEST_GROUP = 128, 8
+"""Clusters take whole steps of heads of at most this size, in groups of at most so many."""
 
 
 @pytest.fixture
@@ -69,8 +69,13 @@ def check_same(library: KernelLibrary, case: StepCase) -> None:
     apart = apart_results(library, case)
     with CLUSTER_STEP.off(library):
         check_bits(library, case, FUSED, apart)
-    if case.query.shape[-1] <= LARGEST_HEAD and case.dense_until <= case.token_budget:
-        check_bits(library, case, WHOLE, apart)
+    check_bits(library, case, WHOLE if takes_whole_step(case) else FUSED, apart)
+
+
+def takes_whole_step(case: StepCase) -> bool:
+    """True if clusters take a whole step of a few rows of these sizes."""
+    fits = case.query.shape[-1] <= LARGEST_HEAD and case.dense_until <= case.token_budget
+    return fits and case.query.shape[1] <= LARGEST_GROUP * case.k_cache.shape[1]
 
 
 def apart_results(library: KernelLibrary, case: StepCase) -> dict[str, torch.Tensor]:
