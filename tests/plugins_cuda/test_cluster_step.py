@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from kvc_trt.kernels.switches import CLUSTER_STEP, CLUSTERS, RING
+from kvc_trt.models.presets import load_preset
 from tests.plugins_cuda.cases import FP8, StepCase, step_case
+from tests.plugins_cuda.test_launch_limits import Call, resolved
 from tests.plugins_cuda.test_score_and_select import (
     APART,
     DTYPES,
@@ -25,6 +28,7 @@ from tests.plugins_cuda.test_score_and_select import (
 )
 
 __all__ = ["later"]
+MODEL = load_preset("llama3.1-8b").config
 BLOCKS = {8: 1, 4: 17, 2: 34, 1: 67}
 """Fewest clusters of that many blocks, on 132 multiprocessors."""
 
@@ -120,6 +124,19 @@ def test_more_rows_have_fewer_blocks(later: KernelLibrary, architecture: str, bl
     for batch, expected in blocks.items():
         assert blocks_of(later, rows_case(batch)) == expected, batch
     assert launches(later, rows_case(max(blocks, default=0) + 1)) == APART
+
+
+@pytest.mark.parametrize(
+    ("fp8", "largest"),
+    [(False, {256: 16, 512: 16, 1024: 4, 2048: 2, 4096: 0}), (True, {256: 16, 512: 16, 1024: 8, 2048: 4, 4096: 2})],
+)
+def test_the_largest_batch_of_each_budget(later: KernelLibrary, fp8: bool, largest: dict[int, int]) -> None:
+    """Fewer blocks each stage more bounds, until they do not fit; docs/kernels/decode-selection.md has these."""
+    for budget, most in largest.items():
+        parameters = replace(resolved("rocketkv", MODEL, 32768, budget), fp8_bounds=fp8)
+        for batch in (1, 2, 3, 4, 5, 8, 9, 16, 17):
+            step = Call("kvc_hybrid_attention", MODEL, parameters, batch).launches(later)
+            assert (step[0].name == b"cluster_step") == (batch <= most), (budget, batch)
 
 
 def test_clusters_that_would_wait_for_room_have_fewer_blocks(later: KernelLibrary) -> None:
