@@ -14,7 +14,8 @@ from benchmarks.kernels.cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 from kvc_trt.profile.accelerators import Accelerator
 
 FLOAT, INDEX = 4, 4
-FUSED = {"score_and_select": ("prepare_step", "page_scores", "select_tokens")}
+_SELECTION = ("prepare_step", "page_scores", "select_tokens")
+FUSED = {"score_and_select": _SELECTION, "cluster_step": (*_SELECTION, "sparse_attention")}
 """Kernels that stand for several: the values that those pass to each other never leave the multiprocessors."""
 
 

@@ -13,7 +13,7 @@ from benchmarks.predict.hardware import ARCHITECTURE
 from benchmarks.predict.kernel_time import Compiled
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("hybrid_attention.cu", "dense_attention.cu", "attention_in_format.cu", "compact.cu")
+SOURCES = ("hybrid_attention.cu", "dense_attention.cu", "attention_in_format.cu", "cluster_step.cu", "compact.cu")
 _USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:\d+ SHARED:(\d+)")
 _SYSTEM_SHARED = 1024
 """Bytes that the linker counts into SHARED for the system."""

@@ -55,13 +55,14 @@ class Switch:
 
 EARLY_LAUNCH = Switch("KVC_TRT_EARLY_LAUNCH", "launches begin while the one before them still runs", True)
 CLUSTERS = Switch("KVC_TRT_CLUSTERS", "few rows score and select in clusters of blocks", True)
+CLUSTER_STEP = Switch("KVC_TRT_CLUSTER_STEP", "such clusters also attend, for up to 16 rows", True)
 RING = Switch("KVC_TRT_RING", "attention copies two tiles ahead where blocks are few", True)
 CARVEOUT = Switch("KVC_TRT_CARVEOUT", "kernels ask for as much shared memory as a multiprocessor can have", True)
 WEIGHT_PREFETCH = Switch(
     "KVC_TRT_WEIGHT_PREFETCH", "a captured step reads the next matrices into the L2 cache during attention", False
 )
 DEVICE_SAMPLING = Switch("KVC_TRT_DEVICE_SAMPLING", "the torch backend draws tokens on its device", False)
-SWITCHES = (EARLY_LAUNCH, CLUSTERS, RING, CARVEOUT, WEIGHT_PREFETCH, DEVICE_SAMPLING)
+SWITCHES = (EARLY_LAUNCH, CLUSTERS, CLUSTER_STEP, RING, CARVEOUT, WEIGHT_PREFETCH, DEVICE_SAMPLING)
 
 
 def _read(switch: Switch, library: CLibrary | None) -> None:

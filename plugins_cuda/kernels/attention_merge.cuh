@@ -100,6 +100,25 @@ __device__ __forceinline__ void merge_warps(const MergeBuffers& buffers, int gro
     }
 }
 
+// Writes the output [heads of the group, D] of a row of one split, after a barrier.
+template <int kHeadSize, class T>
+__device__ __forceinline__ void write_merged_warps(const MergeBuffers& buffers, int group, int head_size, T* output) {
+    merge_warps<kHeadSize>(buffers, group, head_size,
+                           [&](int head, int d, const float (&sums)[4], const SoftmaxPart& total) {
+                               const float scale = 1.0f / total.sum;
+                               store_four(output + head * head_size + d,
+                                          {sums[0] * scale, sums[1] * scale, sums[2] * scale, sums[3] * scale});
+                           });
+}
+
+// Writes `count` zeros, a multiple of 4: the output of a row without entries.
+template <int kThreads, class T>
+__device__ __forceinline__ void write_zeros(T* to, int count) {
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < count; i += kThreads * 4) {
+        store_four(to + i, {0.0f, 0.0f, 0.0f, 0.0f});
+    }
+}
+
 // Counts this block as done. True in the last block of the row, which then sees everything that the others wrote.
 __device__ __forceinline__ bool arrives_last(int32_t* arrivals, int splits, const MergeBuffers& buffers) {
     __syncthreads();

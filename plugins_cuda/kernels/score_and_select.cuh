@@ -54,12 +54,14 @@ struct ScoreAndSelectParams {
     int32_t pages;        // P
     int32_t top_r;        // r
     int32_t row_vectors;  // 16-byte vectors of a staged row: enough for the pages of a block of the longest row
+    int32_t row_threads;  // threads that stage a row together: a power of two, at least row_vectors
 };
 
-// Pages of a thread, neighbours, that it ranks: a vector of keys.
+// Pages of a thread, neighbours, that it ranks at a time: a vector of keys.
 constexpr int kClusterPages = 4;
 
-// Layout of the dynamic shared memory; offsets in bytes, multiples of 16. That of page_scores.cuh comes first.
+// Layout of the dynamic shared memory; offsets in bytes, multiples of 16. That of page_scores.cuh comes first. All up to
+// the row's keys is free once the keys are exchanged, and all once the pages are selected.
 struct ClusterLayout {
     ScoreLayout score;
     int chunk_units;  // the chunk has room for these
@@ -71,28 +73,30 @@ struct ClusterLayout {
     int total;
 };
 
+// The keys start at byte `fewest` or later.
 template <class T, int kHeads, class Bound>
 __host__ __device__ __forceinline__ ClusterLayout cluster_layout(int row_vectors, int channels, int group,
-                                                                 int head_size, int pages) {
+                                                                 int head_size, int pages, int fewest = 0) {
     constexpr int kStatisticsBytes = static_cast<int>(sizeof(ScoreStatistics));
     ClusterLayout layout;
     layout.score = score_layout<T, kHeads, Bound>(row_vectors, channels, group);
     layout.chunk_units = row_vectors * kVectorWidth<Bound> / kUnitPages;
     layout.query = layout.score.total;
     layout.scores = layout.query + group * head_size * static_cast<int>(sizeof(float));
-    layout.row_keys = layout.scores + group * layout.chunk_units * kUnitPages * static_cast<int>(sizeof(float));
+    const int own_end = layout.scores + group * layout.chunk_units * kUnitPages * static_cast<int>(sizeof(float));
+    layout.row_keys = own_end > fewest ? own_end : fewest;
     layout.units = layout.row_keys + units_of(pages) * kUnitPages * static_cast<int>(sizeof(uint32_t));
     layout.row_units = layout.units + group * layout.chunk_units * kStatisticsBytes;
     layout.total = layout.row_units + group * units_of(pages) * kStatisticsBytes;
     return layout;
 }
 
-// Pages of each block, whole vectors of bounds: the blocks of a cluster share `pages` evenly.
+// Pages of each block, whole vectors of bounds: the `blocks` of a cluster share `pages` evenly.
 template <class Bound>
-__host__ __device__ __forceinline__ int pages_of_block(int pages) {
+__host__ __device__ __forceinline__ int pages_of_block(int pages, int blocks) {
     constexpr int kWidth = kVectorWidth<Bound>;
     static_assert(kWidth % kUnitPages == 0, "and whole units");
-    return ((pages + kWidth - 1) / kWidth + kClusterBlocks - 1) / kClusterBlocks * kWidth;
+    return ((pages + kWidth - 1) / kWidth + blocks - 1) / blocks * kWidth;
 }
 
 // One KV head of a row.
@@ -104,6 +108,7 @@ struct ClusterHead {
     const ClusterLayout layout;
     const GroupQuery query;
     const ChunkTask task;
+    const int blocks;  // of the cluster
 
     // Writes scores and statistics of the block's pages to shared memory. Includes a barrier of the block, and the one
     // by which every block of the cluster has begun.
@@ -126,8 +131,9 @@ struct ClusterHead {
         __syncthreads();
     }
 
-    // Called after `score`.
-    __device__ __forceinline__ void select(const AttendedRow& row, const TokenLists& lists) const {
+    // Called after `score`. Every page that is selected goes to lists.write_page(token, slot, count, is_own).
+    template <class Lists>
+    __device__ __forceinline__ void select(const AttendedRow& row, const Lists& lists) const {
         KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
         KVC_SHARED(uint32_t, histograms, kWideWords);
         KVC_SHARED(uint32_t, sums, kRadixBins);
@@ -143,57 +149,54 @@ struct ClusterHead {
         const ScoredPages all = {nullptr, nullptr, 0, 0, params.page_size, row.compared(params.limits), last + 1};
         const auto weight_at = [&](int32_t page) { return all.weight(page); };
         const auto emit = [&](int32_t page, int32_t slot, int32_t count) {
-            if (page < task.start || page >= task.start + task.count) {
-                return;
-            }
-#pragma unroll 1
-            for (int32_t i = 0; i < count; ++i) {
-                lists.write(page * params.page_size + i, slot + i);
-            }
+            const bool is_own = page >= task.start && page < task.start + task.count;
+            lists.write_page(page * params.page_size, slot, count, is_own);
         };
         select_among_all<kScoreThreads>(shared_keys<kScoreThreads>(row_keys(), last + 1), row.best(params.limits),
                                         params.page_size, weight_at, {histograms, sums, shares}, emit);
     }
 
 private:
-    // The statistics of the block's units, for every block: warp w writes those of block w.
+    // The statistics of the block's units, for every block: warp w writes to block w, of fewer blocks with other warps.
     __device__ __forceinline__ void publish_units() const {
         static_assert(kScoreWarps == kClusterBlocks, "every block has a warp");
         const int64_t stride = units_of(params.pages);
-        const SharedSpan<ScoreStatistics> to = row_units().of_block(warp_index());
-        const int count = units_of(task.count);
+        const SharedSpan<ScoreStatistics> to = row_units().of_block(warp_index() % blocks);
+        const int count = units_of(task.count), first = warp_index() / blocks * kWarpSize + lane_index();
         for (int head = 0; head < query.group; ++head) {
 #pragma unroll 1
-            for (int unit = lane_index(); unit < count; unit += kWarpSize) {
+            for (int unit = first; unit < count; unit += kScoreThreads / blocks) {
                 to[head * stride + task.start / kUnitPages + unit] = units()[head * layout.chunk_units + unit];
             }
         }
     }
 
-    // The order keys of the block's pages, for every block; a thread ranks kClusterPages neighbours.
+    // The order keys of the block's pages, for every block; a thread ranks kClusterPages neighbours at a time.
     __device__ __forceinline__ void publish_keys(SharedSpan<HeadSoftmax> heads) const {
         const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, query.group,
                                    params.page_size, 0,       task.count};
-        const int first = static_cast<int>(threadIdx.x) * kClusterPages;
-        if (first >= task.count) {
-            return;
-        }
-        ScoreTile<kClusterPages> tile;
-        uint32_t keys[kClusterPages];
-        tile.read(pages, first, 0);
-        rank_pages(pages, heads, first, tile, keys);
-        const SharedSpan<uint4> to = row_keys().part(task.start + first, kClusterPages).template cast<uint4>();
+#pragma unroll 1
+        for (int first = static_cast<int>(threadIdx.x) * kClusterPages; first < task.count;
+             first += kScoreThreads * kClusterPages) {
+            ScoreTile<kClusterPages> tile;
+            uint32_t keys[kClusterPages];
+            tile.read(pages, first, 0);
+            rank_pages(pages, heads, first, tile, keys);
+            const SharedSpan<uint4> to = row_keys().part(task.start + first, kClusterPages).template cast<uint4>();
 #pragma unroll
-        for (int rank = 0; rank < kClusterBlocks; ++rank) {
-            to.of_block(rank)[0] = uint4{keys[0], keys[1], keys[2], keys[3]};
+            for (int rank = 0; rank < kClusterBlocks; ++rank) {
+                if (rank < blocks) {
+                    to.of_block(rank)[0] = uint4{keys[0], keys[1], keys[2], keys[3]};
+                }
+            }
         }
     }
 
     // The bounds of the block's pages, and the query on their channels; a barrier behind both.
     __device__ __forceinline__ void stage(const Bound* table) const {
         const ScoreLayout& own = layout.score;
-        StagedQuads quads(&query.chosen.template cast<uint4>()[0], (own.rows + 3) / 4, params.row_vectors);
-        stage_bounds(table, params.pages, params.row_vectors, quads, params.top_r, task.start, task.count, staged());
+        StagedQuads quads(&query.chosen.template cast<uint4>()[0], (own.rows + 3) / 4, params.row_threads);
+        stage_bounds(table, params.pages, params.row_threads, quads, params.top_r, task.start, task.count, staged());
         copy_async_commit();
         const int vectors = Scorer::query_vectors(params.top_r, query.group);
         Scorer::write_query(query, &dynamic_shared<uint4>(own.factors, vectors)[0]);
@@ -223,19 +226,52 @@ private:
     }
 };
 
+// Where the blocks of a cluster write the tokens that they select: each its own pages' tokens, for the launch that attends.
+struct OwnTokens {
+    TokenLists lists;
+
+    __device__ __forceinline__ void keep_query(const GroupQuery&) const {}
+    __device__ __forceinline__ void write_page(int32_t token, int32_t slot, int32_t count, bool is_own) const {
+        if (is_own) {
+#pragma unroll 1
+            for (int32_t i = 0; i < count; ++i) {
+                lists.write(token + i, slot + i);
+            }
+        }
+    }
+    __device__ __forceinline__ void write_recent(const AttendedRow& row, const AttentionLimits& limits, int32_t thread,
+                                                 int32_t threads) const {
+        lists.write_recent(row, limits, thread, threads);
+    }
+};
+
+// The index of this cluster's row and KV head into [B,G].
+template <class T, class Bound>
+__device__ __forceinline__ int64_t cluster_head(const ScoreAndSelectParams<T, Bound>& params) {
+    return int64_t{blockIdx.z} * params.append.kv_heads + blockIdx.y;
+}
+
+// Its part of `selected`, or null.
+template <class T, class Bound>
+__device__ __forceinline__ int32_t* selected_of(const ScoreAndSelectParams<T, Bound>& params, int64_t head) {
+    return params.selected == nullptr ? nullptr : params.selected + head * params.selected_width;
+}
+
 // Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same branch:
 // the choice to select pages depends on the row alone.
-template <class T, int kHeads, class Bound>
+template <class T, int kHeads, class Bound, class Lists>
 __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>& params, const ClusterLayout& layout,
-                                           const GroupQuery& query, const QueryChannel& own,
-                                           const TokenChannel<T>& entry, int64_t head, int64_t slot,
-                                           const AttendedRow& row, const TokenLists& lists) {
+                                           int blocks, const GroupQuery& query, const QueryChannel& own,
+                                           const TokenChannel<T>& entry, int64_t slot, const AttendedRow& row,
+                                           const Lists& lists) {
     const AppendParams<T>& append = params.append;
     const int size = append.head_size;
+    const int64_t head = cluster_head(params);
     Bound* table = params.bounds + head * 2 * size * params.pages;
-    const int page = (row.length - 1) / params.page_size, chunk = pages_of_block<Bound>(page + 1);
+    const int page = (row.length - 1) / params.page_size, chunk = pages_of_block<Bound>(page + 1, blocks);
     const bool appends = page / chunk == cluster_rank();
     const JoinedChannel<T> joined(BoundTable<T>(table, kIsFp8<Bound>), appends ? size : 0, params.pages, page);
+    lists.keep_query(query);
     if (!row.all) {
         announce_to_cluster();
         choose_channels(own, query);
@@ -245,45 +281,40 @@ __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>&
         joined.raise(store_token<false>(entry, append.keys.from(cache), append.values.from(cache), slot, size));
     }
     if (!row.all) {
-        const ClusterHead<T, kHeads, Bound> own_head = {params, layout, query,
-                                                        chunk_task(row, params.page_size, chunk)};
+        const ClusterHead<T, kHeads, Bound> own_head = {params, layout, query, chunk_task(row, params.page_size, chunk),
+                                                        blocks};
         own_head.score(table);
         own_head.select(row, lists);
     }
 }
 
-// One KV head of a row, by its cluster.
-template <class T, int kHeads, class Bound>
-__device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T, Bound>& params) {
+// One KV head of a row, by its cluster of `blocks`, up to the lists. Returns what the row reads.
+template <class T, int kHeads, class Bound, class Lists>
+__device__ __forceinline__ AttendedRow select_in_cluster(const ScoreAndSelectParams<T, Bound>& params,
+                                                         const ClusterLayout& layout, int blocks, const Lists& lists) {
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
     const AppendParams<T>& append = params.append;
     const int size = append.head_size, group = append.group, kv_head = static_cast<int>(blockIdx.y);
-    const ClusterLayout layout =
-        cluster_layout<T, kHeads, Bound>(params.row_vectors, params.top_r, group, size, params.pages);
     const GroupQuery query = {dynamic_shared<float>(layout.query, group * size), chosen, group, size, params.top_r};
-    const int64_t row_number = blockIdx.z, head = row_number * append.kv_heads + kv_head;
+    const int64_t row_number = blockIdx.z, head = cluster_head(params);
     const int64_t slot = append.cache_lengths[row_number];
     const HeadChannel<T> channel(append.token, row_number, size);
     const TokenChannel<T> entry = append.entry_of(channel, row_number, kv_head);
     T* const rotated = cluster_rank() == 0 ? append.rotated_of(head) : nullptr;
     const QueryChannel own = read_query(channel, append.query_of(row_number, kv_head), rotated, query);
-    if (cluster_rank() == 0 && threadIdx.x == 0) {
-        append.arrivals[head] = 0;
-    }
     const AttendedRow row = attended_row(slot, params.limits);
-    const TokenLists lists = {params.indices + head * params.index_stride,
-                              params.selected == nullptr ? nullptr : params.selected + head * params.selected_width};
     if (row.length > 0) {
-        select_row<T, kHeads, Bound>(params, layout, query, own, entry, head, slot, row, lists);
+        select_row<T, kHeads, Bound>(params, layout, blocks, query, own, entry, slot, row, lists);
     }
+    const int threads = blocks * kScoreThreads;
     const int thread = cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x);
     if (!row.all) {
-        lists.write_recent(row, params.limits, thread, kClusterBlocks * kScoreThreads);
+        lists.write_recent(row, params.limits, thread, threads);
     }
-    if (lists.selected != nullptr) {  // the slots past the selected ones
-        fill_selected(lists.selected, row.all ? 0 : row.count, row.count, params.selected_width, thread,
-                      kClusterBlocks * kScoreThreads);
+    if (int32_t* const selected = selected_of(params, head); selected != nullptr) {  // the slots past the selected ones
+        fill_selected(selected, row.all ? 0 : row.count, row.count, params.selected_width, thread, threads);
     }
+    return row;
 }
 
 // Grid (kClusterBlocks, G, B) in clusters of kClusterBlocks. Empty where there are no clusters: never launched there.
@@ -292,7 +323,15 @@ __global__ void __launch_bounds__(kScoreThreads) score_and_select(const ScoreAnd
     start_next_launch();
     wait_for_previous_launch();
     if constexpr (platform::kHasClusters) {
-        step_in_cluster<T, kHeads, Bound>(params);
+        const AppendParams<T>& append = params.append;
+        const int64_t head = cluster_head(params);
+        if (cluster_rank() == 0 && threadIdx.x == 0) {
+            append.arrivals[head] = 0;
+        }
+        const ClusterLayout layout = cluster_layout<T, kHeads, Bound>(params.row_vectors, params.top_r, append.group,
+                                                                      append.head_size, params.pages);
+        const OwnTokens tokens = {{params.indices + head * params.index_stride, selected_of(params, head)}};
+        select_in_cluster<T, kHeads, Bound>(params, layout, kClusterBlocks, tokens);
     }
 }
 

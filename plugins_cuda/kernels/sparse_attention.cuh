@@ -186,13 +186,7 @@ __device__ __forceinline__ void finish_split(const SparseAttentionParams<T>& par
     const int64_t kv = task.kv;
     T* const output = params.output + kv * group * size;
     if (task.splits == 1) {
-        merge_warps<kHeadSize>(buffers, group, size,
-                               [&](int head, int d, const float (&sums)[4], const SoftmaxPart& total) {
-                                   const float scale = 1.0f / total.sum;
-                                   store_four(output + head * size + d,
-                                              {sums[0] * scale, sums[1] * scale, sums[2] * scale, sums[3] * scale});
-                               });
-        return;
+        return write_merged_warps<kHeadSize>(buffers, group, size, output);
     }
     const int64_t first = kv * params.scratch.splits * group;
     const SplitResults results{params.scratch.parts + first, params.scratch.outputs + first * size};
@@ -247,9 +241,7 @@ __device__ __forceinline__ void attend_row(const SparseAttentionParams<T>& param
 
     if (row.count == 0 && blockIdx.z == 0) {
         const int zeros = params.group * params.head_size;
-        for (int i = static_cast<int>(threadIdx.x) * 4; i < zeros; i += kAttentionThreads * 4) {
-            store_four(params.output + kv * zeros + i, {0.0f, 0.0f, 0.0f, 0.0f});
-        }
+        write_zeros<kAttentionThreads>(params.output + kv * zeros, zeros);
     }
 #pragma unroll 1
     while (task[0].split < task[0].splits) {

@@ -52,16 +52,16 @@ __device__ __forceinline__ SharedSpan<int32_t> starts_of_rows() {
     }
 }
 
-// The rows that a thread stages: four at a time, one vector each. kScoreThreads / row_vectors threads have a vector of
+// The rows that a thread stages: four at a time, one vector each. kScoreThreads / row_threads threads have a vector of
 // the same pages and take turns.
 class StagedQuads {
 public:
     // `quads`: the numbers of the rows to stage, four to a vector; the thread's first four are read now.
-    __device__ __forceinline__ StagedQuads(const uint4* quads, int count, int row_vectors)
+    __device__ __forceinline__ StagedQuads(const uint4* quads, int count, int row_threads)
         : quads_(quads),
           count_(count),
-          step_(kScoreThreads / row_vectors),
-          own_(static_cast<int>(threadIdx.x) / row_vectors) {
+          step_(kScoreThreads / row_threads),
+          own_(static_cast<int>(threadIdx.x) / row_threads) {
         read_next(own_);
     }
 
@@ -94,13 +94,14 @@ private:
 };
 
 // Starts the copies of pages [start, start + count) of one KV head's table [2D,P] on `channels` rows, and writes the rows
-// of zeros. The caller commits them. Where rows are aligned, `start` is a multiple of a vector's pages.
+// of zeros. `row_threads`, a power of two, stage a row together: at least as many as it has vectors. The caller commits
+// the copies. Where rows are aligned, `start` is a multiple of a vector's pages.
 template <class Bound>
-__device__ __forceinline__ void stage_bounds(const Bound* __restrict__ table, int pages, int row_vectors,
+__device__ __forceinline__ void stage_bounds(const Bound* __restrict__ table, int pages, int row_threads,
                                              StagedQuads& quads, int channels, int start, int count,
                                              const StagedBounds<Bound>& to) {
     constexpr int kWidth = kVectorWidth<Bound>;
-    const int place = static_cast<int>(threadIdx.x) % row_vectors * kWidth;  // of this thread's vector in its rows
+    const int place = static_cast<int>(threadIdx.x) % row_threads * kWidth;  // of this thread's vector in its rows
     quads.for_each([&](int i, int row) {
         const int element = row * pages + start;  // below 512 · 2^20
         const int shift = kAlignedRows<Bound> ? 0 : element & (kWidth - 1);
@@ -113,7 +114,7 @@ __device__ __forceinline__ void stage_bounds(const Bound* __restrict__ table, in
                     to.first[i] = i * to.row + shift;
                 }
             }
-        } else if (i < to.rows) {
+        } else if (i < to.rows && place < to.row) {
             to.values.template cast<uint4>()[(i * to.row + place) / kWidth] = uint4{0, 0, 0, 0};
         }
     });

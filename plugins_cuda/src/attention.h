@@ -155,6 +155,11 @@ int32_t stages_for(const dim3& grid) {
     return uint64_t{grid.x} * grid.y * grid.z <= static_cast<uint64_t>(multiprocessors) ? 2 : 1;
 }
 
+/// What scores are multiplied by: log2(e) / sqrt(D).
+inline float attention_scale(int32_t head_size) {
+    return static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(head_size)));
+}
+
 /// Queues the attention of rows whose caches are in a format (src/attention_in_format.cu).
 template <class T>
 void launch_attention_in_format(int32_t cache_format, const dim3& grid, SparseAttentionParams<T> attention,
@@ -177,7 +182,7 @@ void launch_attention(const Params& params, const AttentionScratch& scratch, con
     attention.kv_heads = params.kv_heads;
     attention.group = group_of(params);
     attention.head_size = params.head_size;
-    attention.scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(params.head_size)));
+    attention.scale = attention_scale(params.head_size);
     const int32_t splits = most_splits(usually_attended(params), params.cache_format == 0);
     const dim3 grid = grid_of(params.kv_heads, params.batch, splits);
     if (params.cache_format != 0) {

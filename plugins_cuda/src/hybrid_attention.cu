@@ -1,5 +1,6 @@
 // kvc_hybrid_attention and kvc_rotated_hybrid_attention: one decode step of one layer, as four launches for rows of any
-// length, or as two for few rows of a cache without a format (src/score_and_select.h).
+// length. For few rows of a cache without a format it is one launch (src/cluster_step.h), or two
+// (src/score_and_select.h).
 //
 //   prepare_step      (G, B)                    rotate and store the token, raise its page's bounds; choose channels
 //   page_scores       (chunks of pages, G, B)   score pages where a row is longer than its budget
@@ -13,6 +14,7 @@
 #include "kernels/prepare_step.cuh"
 #include "kernels/select_tokens.cuh"
 #include "src/attention.h"
+#include "src/cluster_step.h"
 #include "src/operation.h"
 #include "src/score_and_select.h"
 
@@ -206,6 +208,11 @@ struct HybridAttention {
     static void step(const KvcHybridAttentionParams& p, const NewToken<T>& token, const Scratch& scratch,
                      Stream& stream) {
         const AppendParams<T> append = append_params<T>(p, token, scratch.attention.arrivals);
+        if constexpr (sizeof(T) == 2) {
+            if (launch_cluster_step<T>(p, append, pages_of(p), stream)) {
+                return;
+            }
+        }
         dispatch_scored_heads<T>(group_of(p), [&](auto heads) {
             dispatch_bounds<T>(p, [&](auto bounds) {
                 select<T, decltype(heads)::value, typename decltype(bounds)::Type>(p, append, scratch, stream);

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 namespace kvc {
@@ -96,14 +97,14 @@ private:
     std::array<std::atomic<uint64_t>, kDevices> found_{};
 };
 
-/// The clusters of a kernel that a device holds at once, by the dynamic shared memory of a block.
+/// The clusters of a kernel that a device holds at once, by their blocks and the dynamic shared memory of a block.
 class ActiveClusters {
 public:
     /// Asks the device once for each size. The kernel was allowed that much shared memory.
     int64_t of(const char* kernel, platform::KernelEntry entry, dim3 block, size_t dynamic_shared_bytes,
                unsigned cluster_blocks, int device) {
         const std::lock_guard lock(mutex_);
-        const std::pair size{device, dynamic_shared_bytes};
+        const std::tuple size{device, cluster_blocks, dynamic_shared_bytes};
         if (const auto found = counts_.find(size); found != counts_.end()) {
             return found->second;
         }
@@ -115,7 +116,7 @@ public:
 
 private:
     std::mutex mutex_;
-    std::map<std::pair<int, size_t>, int64_t> counts_;
+    std::map<std::tuple<int, unsigned, size_t>, int64_t> counts_;
 };
 
 /// The caller's stream in one call of the C ABI.

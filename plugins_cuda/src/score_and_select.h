@@ -22,7 +22,7 @@ struct ClusterRule {
         constexpr const char* kName = "score_and_select";
         static_assert(kLongestRow * kVectorWidth<Bound> <= kScoreThreads * kClusterPages, "a thread ranks each page");
         static_assert(kLongestRow * kVectorWidth<Bound> * kClusterBlocks <= kScoreThreads * SharedKeys::kMost);
-        const int32_t vectors = pages_of_block<Bound>(pages) / kVectorWidth<Bound>;
+        const int32_t vectors = pages_of_block<Bound>(pages, kClusterBlocks) / kVectorWidth<Bound>;
         int32_t row = kShortestRow;
         while (row < vectors) {
             row *= 2;
@@ -43,6 +43,23 @@ struct ClusterRule {
     }
 };
 
+/// What a cluster needs to select; without the list of tokens, and the division of pages among its blocks.
+template <class T, class Bound>
+ScoreAndSelectParams<T, Bound> selection_params(const KvcHybridAttentionParams& p, const AppendParams<T>& append,
+                                                int32_t pages) {
+    ScoreAndSelectParams<T, Bound> params{};
+    params.append = append;
+    params.bounds = static_cast<Bound*>(p.bounds);
+    params.selected = p.selected;
+    params.limits = limits_of(p);
+    params.index_stride = list_stride(p.top_k);
+    params.selected_width = p.selected_width;
+    params.page_size = p.page_size;
+    params.pages = pages;
+    params.top_r = p.top_r;
+    return params;
+}
+
 /// Queues the launch and returns true; returns false, and queues nothing, where the rule forbids it.
 template <class T, int kHeads, class Bound>
 bool launch_score_and_select(const KvcHybridAttentionParams& p, const AppendParams<T>& append, int32_t pages,
@@ -51,18 +68,9 @@ bool launch_score_and_select(const KvcHybridAttentionParams& p, const AppendPara
     if (rule.row_vectors == 0) {
         return false;
     }
-    ScoreAndSelectParams<T, Bound> params;
-    params.append = append;
-    params.bounds = static_cast<Bound*>(p.bounds);
+    ScoreAndSelectParams<T, Bound> params = selection_params<T, Bound>(p, append, pages);
     params.indices = indices;
-    params.selected = p.selected;
-    params.limits = limits_of(p);
-    params.index_stride = list_stride(p.top_k);
-    params.selected_width = p.selected_width;
-    params.page_size = p.page_size;
-    params.pages = pages;
-    params.top_r = p.top_r;
-    params.row_vectors = rule.row_vectors;
+    params.row_vectors = params.row_threads = rule.row_vectors;
     const int bytes =
         cluster_layout<T, kHeads, Bound>(rule.row_vectors, p.top_r, append.group, p.head_size, pages).total;
     launch<score_and_select<T, kHeads, Bound>>("score_and_select", grid_of(kClusterBlocks, p.kv_heads, p.batch),

@@ -11,8 +11,8 @@ namespace kvc {
 namespace {
 
 // By Switch.
-constexpr std::array<const char*, 4> kVariables = {"KVC_TRT_EARLY_LAUNCH", "KVC_TRT_CLUSTERS", "KVC_TRT_RING",
-                                                   "KVC_TRT_CARVEOUT"};
+constexpr std::array<const char*, 5> kVariables = {"KVC_TRT_EARLY_LAUNCH", "KVC_TRT_CLUSTERS", "KVC_TRT_CLUSTER_STEP",
+                                                   "KVC_TRT_RING", "KVC_TRT_CARVEOUT"};
 
 // Bit i is 1 where switch i is on.
 unsigned environment() {

@@ -24,8 +24,8 @@ Check = Callable[[KernelLibrary], None]
 SECONDS = 300
 """The most that a check may take."""
 PLUGINS = ROOT / "plugins_cuda"
-CALLED = "src/attention_in_format.cu"
-"""The source that others call: it is linked as it is where no mutation is for it."""
+CALLED = ("src/attention_in_format.cu", "src/cluster_step.cu")
+"""Sources that others call: they are linked as they are where no mutation is for them."""
 _FLAGS = ("-std=c++20", "-fPIC", "-w", "-ffp-contract=off", "-fno-gnu-unique", "-DKVC_EMULATION")
 """Without unique symbols, two libraries in one process share no static variable of a template."""
 RARELY_INLINED = "-D__forceinline__=inline"
@@ -135,7 +135,7 @@ def _compile_changed(texts: Mapping[str, str], sources: Sequence[str], flags: Se
     kernels = [overlay / f"{number}.o" for number in range(len(sources))]
     for source, to in zip(sources, kernels, strict=True):
         _compile("-O0", "-c", *flags, *included, f"-I{overlay}", "-x", "c++", source, "-o", to)
-    called = () if CALLED in sources else kernel_objects(Path(CALLED).name)
+    called = [part for one in CALLED if one not in sources for part in kernel_objects(Path(one).name)]
     _compile("-shared", *kernels, *called, *_unchanged(), "-o", library)
     return library
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from kvc_trt.kernels.c_library import ARCHITECTURES
 from kvc_trt.kernels.library import KernelLibrary
+from kvc_trt.kernels.switches import CLUSTER_STEP, CLUSTERS, Switch
 from tests.plugins_cuda import cases, checks
 from tests.plugins_cuda.test_rotated_attention import check as check_rotated
 from tests.plugins_cuda.test_rotated_attention import unrotated
@@ -48,9 +50,11 @@ def with_clusters(library: KernelLibrary) -> Iterator[KernelLibrary]:
 def test_a_step_in_clusters_equals_the_reference(
     with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype
 ) -> None:
-    """Few rows: pages are scored and selected by clusters, in 16 bit. A sparse row, a dense one, an inactive one."""
+    """Few rows in 16 bit: clusters take whole steps, or score and select. Rows are sparse, dense and inactive."""
     case = cases.step_case(lengths=[200, 10, -1], heads=heads, size=64, dtype=dtype, seed=2, fp8=fp8)
     checks.check_hybrid(with_clusters, case)
+    with CLUSTER_STEP.off(with_clusters):
+        checks.check_hybrid(with_clusters, case)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
@@ -59,19 +63,21 @@ def test_a_step_in_clusters_equals_the_reference(
 def test_a_step_of_many_rows_equals_the_reference(
     with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype
 ) -> None:
-    """Uses more clusters than any GPU has room for: one launch after another."""
+    """One launch after another, as of more rows than clusters take."""
     lengths = [10, -1, *range(60, 60 + 5 * 8, 5)]
     case = cases.step_case(lengths=lengths, heads=heads, size=64, dtype=dtype, seed=2, fp8=fp8)
-    checks.check_hybrid(with_clusters, case)
+    with CLUSTERS.off(with_clusters):
+        checks.check_hybrid(with_clusters, case)
 
 
-@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("switch", [None, CLUSTER_STEP, CLUSTERS], ids=lambda switch: switch and switch.name)
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_a_step_that_rotates_equals_rotation_before_it(
-    with_clusters: KernelLibrary, dtype: torch.dtype, rows: int
+    with_clusters: KernelLibrary, dtype: torch.dtype, switch: Switch | None
 ) -> None:
     """Selecting and dense, in clusters and apart."""
-    check_rotated(with_clusters, unrotated(cases.step_case(lengths=[*range(60, 60 + rows)], size=24, dtype=dtype)))
+    with switch.off(with_clusters) if switch else nullcontext():
+        check_rotated(with_clusters, unrotated(cases.step_case(lengths=[60, 61], size=24, dtype=dtype)))
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)

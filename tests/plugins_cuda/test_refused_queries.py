@@ -8,7 +8,7 @@ import pytest
 
 from kvc_trt.kernels.c_library import ARCHITECTURES, EmulatedLaunch, KernelError
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.kernels.switches import CARVEOUT
+from kvc_trt.kernels.switches import CARVEOUT, CLUSTER_STEP
 from kvc_trt.models.presets import load_preset
 from tests.plugins_cuda.test_launch_limits import Call, resolved
 
@@ -31,15 +31,20 @@ def step(library: KernelLibrary, rows: int, budget: int) -> list[EmulatedLaunch]
 def test_a_question_about_clusters_that_failed_is_asked_again(hopper: KernelLibrary) -> None:
     """A failure that counted as an answer would be "no clusters", and four launches a step for ever."""
     hopper.refuse_queries(1)
-    with pytest.raises(KernelError, match="score_and_select: this query was to be refused"):
+    with pytest.raises(KernelError, match="cluster_step: this query was to be refused"):
         step(hopper, 1, 896)  # of a size that no other test asks about
-    assert [launch.cluster_blocks for launch in step(hopper, 1, 896)] == [8, 1]
+    assert [launch.cluster_blocks for launch in step(hopper, 1, 896)] == [8]
+    with CLUSTER_STEP.off(hopper):
+        hopper.refuse_queries(1)
+        with pytest.raises(KernelError, match="score_and_select: this query was to be refused"):
+            step(hopper, 1, 896)
+        assert [launch.cluster_blocks for launch in step(hopper, 1, 896)] == [8, 1]
 
 
 def test_a_request_for_shared_memory_that_failed_is_made_again(hopper: KernelLibrary) -> None:
     with CARVEOUT.off(hopper):
-        step(hopper, 8, 512)
+        step(hopper, 32, 512)
     hopper.refuse_queries(1)
     with pytest.raises(KernelError, match="this query was to be refused"):
-        step(hopper, 8, 512)
-    assert all(launch.prefers_shared_memory for launch in step(hopper, 8, 512))
+        step(hopper, 32, 512)
+    assert all(launch.prefers_shared_memory for launch in step(hopper, 32, 512))

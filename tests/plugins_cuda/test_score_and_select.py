@@ -1,9 +1,10 @@
-"""A step whose pages are scored and selected by a cluster has the bits of one launch after another."""
+"""A step that clusters take, or whose pages they score and select, has the bits of one launch after another."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +15,20 @@ from hypothesis import HealthCheck, given, settings
 
 from kvc_trt.kernels.c_library import ARCHITECTURES
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
+from kvc_trt.kernels.switches import CLUSTER_STEP
 from tests.plugins_cuda.cases import FP8, StepCase, step_case
 from tests.plugins_cuda.checks import check_hybrid
 from tests.plugins_cuda.hybrid_steps import steps
 
 DTYPES = (torch.float16, torch.bfloat16)
+WHOLE = ["cluster_step"]
 FUSED = ["score_and_select", "sparse_attention"]
 APART = ["prepare_step", "page_scores", "select_tokens", "sparse_attention"]
 BEFORE_CLUSTERS, WITH_CLUSTERS = ARCHITECTURES[0], ARCHITECTURES[1]
-MANY_ROWS = 40
-"""A batch that needs, with two KV heads, more clusters than any GPU has multiprocessors for."""
+MANY_ROWS = 80
+"""A batch that has, with two KV heads, more of them than any GPU has multiprocessors."""
+LARGEST_HEAD, LARGEST_GROUP = 128, 8
+"""Clusters take whole steps of heads of at most this size, in groups of at most so many."""
 
 
 @pytest.fixture
@@ -60,14 +65,33 @@ def results(library: KernelLibrary, case: StepCase) -> dict[str, torch.Tensor]:
 
 
 def check_same(library: KernelLibrary, case: StepCase) -> None:
-    """Compare the two ways of the emulation: a GPU with clusters takes the one, one without them the other."""
+    """Compare the ways of the emulation: a GPU with clusters takes one or two launches, one without them the others."""
+    apart = apart_results(library, case)
+    with CLUSTER_STEP.off(library):
+        check_bits(library, case, FUSED, apart)
+    check_bits(library, case, WHOLE if takes_whole_step(case) else FUSED, apart)
+
+
+def takes_whole_step(case: StepCase) -> bool:
+    """True if clusters take a whole step of a few rows of these sizes."""
+    fits = case.query.shape[-1] <= LARGEST_HEAD and case.dense_until <= case.token_budget
+    return fits and case.query.shape[1] <= LARGEST_GROUP * case.k_cache.shape[1]
+
+
+def apart_results(library: KernelLibrary, case: StepCase) -> dict[str, torch.Tensor]:
+    """Return the results of one launch after another; the emulated GPU is one with clusters after that."""
     library.set_device(BEFORE_CLUSTERS)
-    assert FUSED[0] not in launches(library, case)
-    apart = results(library, case)
+    assert not {FUSED[0], WHOLE[0]} & set(launches(library, case))
+    found = results(library, case)
     library.set_device(WITH_CLUSTERS)
-    assert launches(library, case) == FUSED
+    return found
+
+
+def check_bits(library: KernelLibrary, case: StepCase, names: list[str], expected: dict[str, torch.Tensor]) -> None:
+    """Compare a step that makes the launches `names`."""
+    assert launches(library, case) == names
     for name, found in results(library, case).items():
-        assert torch.equal(found, apart[name]), name
+        assert torch.equal(found, expected[name]), f"{names[0]}: {name}"
 
 
 def pages_case(pages: int, **changes: Any) -> StepCase:
@@ -154,15 +178,17 @@ def test_selection_in_clusters_equals_the_reference(
     check_hybrid(later_library, step_case(lengths=(200, 64, 10, -1), seed=3, **sizes))
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
-def test_schedules_agree_on_every_bit(later: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+def test_schedules_agree_on_every_bit(later: KernelLibrary, fp8: bool, dtype: torch.dtype, whole: bool) -> None:
     sizes = {"heads": 8, "size": 64, "page": 2, "top_r": 23, "top_k": 50, "dtype": dtype, "fp8": fp8}
     case = step_case(lengths=(700, 640), ties=True, **sizes)
     found = []
     for schedule in SCHEDULES:
         later.set_schedule(schedule, seed=5)
-        found.append(results(later, case))
+        with nullcontext() if whole else CLUSTER_STEP.off(later):
+            found.append(results(later, case))
     later.set_schedule(SCHEDULES[0])
     for name, tensor in found[0].items():
         assert all(torch.equal(tensor, other[name]) for other in found[1:]), name
@@ -174,8 +200,8 @@ def test_schedules_agree_on_every_bit(later: KernelLibrary, fp8: bool, dtype: to
 def test_few_rows_have_the_bits_of_many(
     later_library: KernelLibrary, fp8: bool, dtype: torch.dtype, ties: bool
 ) -> None:
-    """Runs on a GPU too: clusters score and select for few rows, one launch after another for many."""
-    lengths = [500 - 11 * row for row in range(MANY_ROWS)]
+    """Runs on a GPU too: clusters take the steps of few rows, one launch after another those of many."""
+    lengths = [500 - 5 * row for row in range(MANY_ROWS)]
     sizes = {"heads": 8, "kv_heads": 2, "size": 64, "page": 2, "top_r": 23, "top_k": 40, "capacity": 501}
     many = step_case(lengths=lengths, dtype=dtype, ties=ties, fp8=fp8, **sizes)
     if later_library.executor == "emulation":
@@ -204,17 +230,19 @@ def test_clusters_serve_as_many_rows_as_have_multiprocessors(
 ) -> None:
     later.set_device(architecture)
     for batch in (1, 2, 3, 8):
-        assert launches(later, rows_case(batch)) == (FUSED if batch <= most else APART), batch
+        with CLUSTER_STEP.off(later):
+            assert launches(later, rows_case(batch)) == (FUSED if batch <= most else APART), batch
 
 
 def test_clusters_serve_sizes_that_fit_a_block(later: KernelLibrary) -> None:
-    assert launches(later, pages_case(4096)) == FUSED
-    assert launches(later, pages_case(4097)) == APART, "a block would have more pages than a staged row"
-    assert launches(later, pages_case(8192, fp8=True)) == FUSED
-    assert launches(later, pages_case(8193, fp8=True)) == APART
+    with CLUSTER_STEP.off(later):
+        assert launches(later, pages_case(4096)) == FUSED
+        assert launches(later, pages_case(4097)) == APART, "a block would have more pages than a staged row"
+        assert launches(later, pages_case(8192, fp8=True)) == FUSED
+        assert launches(later, pages_case(8193, fp8=True)) == APART
     for fp8 in (False, True):
         assert launches(later, rows_case(1, dtype=torch.float32, fp8=fp8)) == APART
-    wide = {"size": 256, "heads": 2}
+    wide = {"size": 256, "heads": 2}  # heads that no cluster takes a whole step of
     assert launches(later, pages_case(4096, top_r=160, **wide)) == FUSED
     assert launches(later, pages_case(4096, top_r=256, **wide)) == APART, "more than shared memory holds"
     assert launches(later, pages_case(1024, top_r=256, **wide)) == FUSED
@@ -222,6 +250,7 @@ def test_clusters_serve_sizes_that_fit_a_block(later: KernelLibrary) -> None:
 
 def test_the_launch_is_one_of_clusters(later: KernelLibrary) -> None:
     arguments = rows_case(2).arguments()
-    first, second = later.launches_of(lambda: later.hybrid_attention(**arguments))
+    with CLUSTER_STEP.off(later):
+        first, second = later.launches_of(lambda: later.hybrid_attention(**arguments))
     assert (first.name, first.cluster_blocks, list(first.grid)) == (b"score_and_select", 8, [8, 8, 2])
     assert (second.cluster_blocks, second.begins_early) == (1, 1)

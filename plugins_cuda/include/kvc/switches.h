@@ -3,6 +3,7 @@
 
      KVC_TRT_EARLY_LAUNCH  launches begin while the one before them still runs
      KVC_TRT_CLUSTERS      few rows score and select in clusters of blocks
+     KVC_TRT_CLUSTER_STEP  such clusters also attend, for up to 16 rows
      KVC_TRT_RING          attention copies two tiles ahead where blocks are few
      KVC_TRT_CARVEOUT      kernels ask for as much shared memory as a multiprocessor can have
 
