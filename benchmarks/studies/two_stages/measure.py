@@ -144,17 +144,17 @@ def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str
     staged = {IN: Staged(every, 0), BEHIND: Staged(every, len(framed.question) - 1)}
     logits = model.decoder.branches(prompt, [
         Branch(len(prompt), answer, staged[IN]),
-        Branch(len(framed.context), [*framed.question, *answer], staged[BEHIND]),
+        Branch(len(framed.context), [*framed.question, *answer], staged[BEHIND], wanted=len(answer)),
     ])  # fmt: skip
     measured: dict[str, Any] = {"prompt_tokens": len(prompt)}
     for (place, one), (whole, *others) in zip(staged.items(), logits, strict=True):
         # The prompt's last token is read exactly under all cells: its logits, the first, are equal.
-        said, first = slice(-len(answer), None), max(1, len(whole) - len(answer))
+        first = 1 if place == IN else 0
         measured[place] = {
-            "whole": int(found(whole[said], answer)),
+            "whole": int(found(whole, answer)),
             "cells": {
                 cell.name: [
-                    cell.stored, cell.read(config.head_size), int(found(each[said], answer)),
+                    cell.stored, cell.read(config.head_size), int(found(each, answer)),
                     divergence(whole[first:], each[first:]), *shares,
                 ]
                 for cell, each, shares in zip(every, others, one.shares, strict=True)
