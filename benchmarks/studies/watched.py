@@ -174,15 +174,17 @@ class WatchedDecoder(ReferenceDecoder):
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Attention of M tokens to those of T that are `seen`, a mask that broadcasts to [H,M,T].
+    """Attention of M tokens to those of T that are `seen`: a mask [M,T], [G,M,T] by KV head, or [H,M,T].
 
     query [M,H,D]; keys, values [G,T,D]. Returns [M,H,D].
     """
-    (new, heads, size), total = query.shape, keys.shape[1]
-    grouped = query.transpose(0, 1).reshape(len(keys), -1, size)
-    logits = (grouped @ keys.transpose(1, 2) / math.sqrt(size)).reshape(heads, new, total)
-    attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1)
-    return (attention.reshape(len(keys), -1, total) @ values).reshape(heads, new, size).transpose(0, 1)
+    groups, of_group = len(keys), query.shape[1] // len(keys)
+    grouped = query.transpose(0, 1).unflatten(0, (groups, of_group))
+    tables = (one[:, None].expand(-1, of_group, -1, -1) for one in (keys, values))
+    # By head [H,M,T] the mask is [G,g,M,T], by KV head [G,1,M,T]: both broadcast.
+    mask = seen if seen.ndim == 2 else seen.unflatten(0, (groups, -1))
+    read = torch.nn.functional.scaled_dot_product_attention(grouped, *tables, attn_mask=mask)
+    return read.flatten(0, 1).transpose(0, 1)
 
 
 def _with_mean(read: Tensor, values: Tensor, unread: Tensor) -> Tensor:
@@ -213,7 +215,7 @@ class Seen:
     """The part of a prompt and of themselves that M tokens behind it see."""
 
     mask: Tensor
-    """It broadcasts to [H,M,B+M], for B tokens of the prompt and the M."""
+    """[M,B+M], or by KV head [G,M,B+M] or by head [H,M,B+M], for B tokens of the prompt and the M."""
     kept: Tensor | None = None
     """[G,B]: the positions of these B tokens in the prompt; None if they are all."""
     unread: Tensor | None = None

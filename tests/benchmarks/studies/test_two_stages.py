@@ -92,9 +92,17 @@ def test_cells_of_one_size_store_no_more_than_it_and_have_their_own_names():
             assert one.size - 2 <= one.stored <= one.size
 
 
+def test_lengths_of_needles_have_their_shares_wherever_a_run_stops(study_model, monkeypatch):
+    monkeypatch.setattr(measure, "LENGTHS", {200: 1.0, 400: 0.25, 800: 0.05})
+    of = [(key["length"], key["index"]) for key in measure.keys(study_model, Run(count=20))]
+    assert of[:5] == [(200, 0), (200, 1), (200, 2), (200, 3), (400, 0)]
+    assert of[-3:] == [(200, 19), (400, 4), (800, 0)]
+    assert len(of) == 26
+
+
 def test_attention_shares_match_hand_computed_values():
-    # One group of two heads, one step, four tokens; tokens 1 and 3 are kept, token 3 is read.
-    whole = torch.tensor([[[[0.0, 0.4, 0.3, 0.3]], [[0.0, 0.2, 0.2, 0.1]]]])
+    # One group of two heads, whose sums these are, one step, four tokens; tokens 1 and 3 are kept, token 3 is read.
+    whole = torch.tensor([[[0.0, 0.4 + 0.2, 0.3 + 0.2, 0.3 + 0.1]]])
     kept, mask, best = torch.tensor([[1, 3]]), torch.tensor([[[False, True]]]), torch.tensor([[[1, 2]]])
     # Kept: 0.4 + 0.3 + 0.2 + 0.1 of 1.5; read: 0.3 + 0.1. Of the best, 1 and 2, one is kept and none read.
     assert counted(whole, kept, mask, best).tolist() == pytest.approx([1 / 1.5, 0.4 / 1.5, 0.5, 0.0])
@@ -186,8 +194,8 @@ def test_no_more_is_read_than_kept_and_no_more_kept_than_there_is(records):
 def test_the_page_begins_with_what_the_paper_says_and_has_its_plots(records):
     written = page(records)
     rows = [line for line in written.text.splitlines() if line.startswith("| ") and "| **" in line]
-    assert len(rows) == 6
-    assert len(written.images) == 2
+    assert len(rows) == 7
+    assert len(written.images) == 3
     for path, content in written.images.items():
         assert content.startswith(b"\x89PNG")
         assert f"/studies/{path.name})" in written.text
