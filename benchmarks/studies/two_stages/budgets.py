@@ -36,8 +36,8 @@ from benchmarks.studies.two_stages.measured import (
 )
 
 POLICIES = (ADAPTIVE, EVEN, "hybrid", "quest-matched", "sparq", "exact-topk-group")
-PAGED = POLICIES[:4]
-"""Those that select by pages, and so may leave out the newest one."""
+PAGED = (ADAPTIVE, "hybrid", "quest-matched")
+"""Policies that select by pages, and so may leave out the newest one."""
 
 
 def cell_of(policy: str, budget: int) -> Cell:
@@ -73,15 +73,20 @@ def sections(both: Sequence[Measured], page: Path) -> list[str]:
     ]
 
 
+def _asked(both: Sequence[Measured]) -> list[Measured]:
+    """Return the needles that were asked for under all policies and budgets."""
+    return [one.under(cell_of(policy, budget).name for policy in POLICIES for budget in BUDGETS) for one in both]
+
+
 def _policies_table(both: Sequence[Measured]) -> str:
-    rows = [
-        [f"`{policy}`", str(budget), f"{both[0].mean(cell, 'stored'):,.0f}", f"{both[0].mean(cell, 'read'):,.0f}",
-         *(part for one in both for part in (_share_found(one, cell), interval(one.estimate(cell))))]
-        for policy in POLICIES
-        for budget in BUDGETS
-        for cell in (cell_of(policy, budget),)
-    ]  # fmt: skip
-    heads = ("policy", "budget", "stored", "read", *(f"{name}, {one.place.split()[0]}" for one in both
+    both, rows = _asked(both), []
+    for policy in POLICIES:
+        for budget in BUDGETS:
+            cell = cell_of(policy, budget)
+            stored, read = (f"{both[0].mean(cell, name):,.0f}" for name in ("stored", "read"))
+            said = (part for one in both for part in (_share_found(one, cell), interval(one.estimate(cell))))
+            rows.append([f"`{policy}`", str(budget), str(len(both[0].records)), stored, read, *said])
+    heads = ("policy", "budget", "n", "stored", "read", *(f"{name}, {one.place.split()[0]}" for one in both
                                                     for name in ("found", "nats")))  # fmt: skip
     return table(heads, rows)
 
@@ -94,13 +99,14 @@ def _share_found(one: Measured, cell: Cell) -> str:
 
 def _divisions_table(both: Sequence[Measured]) -> str:
     settings = (ADAPTIVE, EVEN, *(f"{name}, {kind}" for name in (ADAPTIVE, EVEN) for kind in (BY_LENGTH, ALIKE)))
+    both = [one.under(derived(setting, AT_LENGTHS).name for setting in settings) for one in both]
     rows, own = [], derived(ADAPTIVE, AT_LENGTHS)
     for setting in settings:
         cell = derived(setting, AT_LENGTHS)
         stored, read = (f"{both[0].mean(cell, name):,.0f}" for name in ("stored", "read"))
         said = (part for one in both for part in (interval(one.estimate(cell)), nats(one.less(cell, own))))
-        rows.append([setting, stored, read, *said])
-    heads = ("setting", "stored", "read", *(f"{name}, {one.place.split()[0]}" for one in both
+        rows.append([setting, str(len(both[0].records)), stored, read, *said])
+    heads = ("setting", "n", "stored", "read", *(f"{name}, {one.place.split()[0]}" for one in both
                                            for name in ("nats", f"beside `{ADAPTIVE}`")))  # fmt: skip
     return table(heads, rows)
 
@@ -115,24 +121,22 @@ def with_and_without() -> dict[str, tuple[Cell, Cell]]:
 def _last_tokens_table(both: Sequence[Measured]) -> str:
     rows = []
     for name, (own, none) in with_and_without().items():
-        row = [name]
-        for one in both:
+        asked = [one.under([own.name, none.name]) for one in both]
+        row = [name, str(len(asked[0].records))]
+        for one in asked:
             row += [interval(one.estimate(none)), interval(one.estimate(own)), nats(one.less(own, none)),
                     _share_found(one, none), _share_found(one, own)]  # fmt: skip
         rows.append(row)
     heads = [f"{name}, {one.place.split()[0]}" for one in both
              for name in ("none", f"recent {RECENT}", "difference", "found, none", "found")]  # fmt: skip
-    return table(("setting", *heads), rows)
+    return table(("setting", "n", *heads), rows)
 
 
 def last_tokens(both: Sequence[Measured]) -> Finding:
     """Return the finding about this project's proposal."""
     means = {}
     for one in both:
-        pairs = [
-            [a - b for a, b in zip(one.values(own, "divergence"), one.values(none, "divergence"), strict=True)]
-            for own, none in with_and_without().values()
-        ]
+        pairs = [one.differences(own, none) for own, none in with_and_without().values()]
         means[one.place] = Estimate.of([statistics.fmean(column) for column in zip(*pairs, strict=True)])
     worse = [
         f"{name}, question {one.place} {nats(gain)}"
@@ -153,6 +157,7 @@ def last_tokens(both: Sequence[Measured]) -> Finding:
 
 def picture(both: Sequence[Measured]) -> bytes:
     """Draw nats over budgets, a line for each policy."""
+    both = _asked(both)
     panels = [
         Panel(f"question {one.place}", {
             name: [one.mean(cell_of(name, budget), "divergence") for budget in BUDGETS] for name in POLICIES

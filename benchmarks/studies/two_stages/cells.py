@@ -20,7 +20,7 @@ SecondRule = Literal["all", "exact", "hybrid", "sparq"]
 
 MEMORIES = (256, 512, 1024)
 """Pairs that a KV head stores of the prompt, bounds included."""
-BUDGETS = (128, 256, 512)
+BUDGETS = (128, 256)
 """Token budgets of the policies as they are derived: pairs that a step reads."""
 OUTPUT = 64
 """Tokens of answers that policies leave room for."""
@@ -143,8 +143,7 @@ def _derived(config: ModelConfig, length: int, budget: int) -> Iterator[Cell]:
     yield replace(own, second=Second())
     yield replace(own, first=WIDE)
     rule = resolved(EVEN)
-    yield (even := Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), EVEN, budget))
-    yield recent(even)
+    yield Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), EVEN, budget)
     for name in ("hybrid", "quest-matched"):
         selecting = Cell(First(), length, _by_pages(resolved(name)), name, budget)
         yield selecting

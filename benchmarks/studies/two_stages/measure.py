@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.pooling.measure import found
-from benchmarks.studies.records import Records
+from benchmarks.studies.records import Record, Records, of_kind
 from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.two_stages.cells import OUTPUT, Cell, cells
 from benchmarks.studies.two_stages.choices import Prompt, read, unread
@@ -139,11 +139,11 @@ def depth_of(index: int) -> float:
     return round((0.5 + 0.618 * index) % 1, 3)
 
 
-def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str, Any]:
-    """Hide one needle, and ask for it in the prompt and behind it under all cells."""
+def hidden(model: StudyModel, length: int, depth: float, index: int, names: Sequence[str]) -> dict[str, Any]:
+    """Hide one needle, and ask for it in the prompt and behind it under the cells of these names."""
     prompt, framed, answer = asked(model, length, depth, index)
     config = model.decoder.config
-    every = cells(config, length)
+    every = [one for one in cells(config, length) if one.name in names]
     staged = {IN: Staged(every, 0), BEHIND: Staged(every, len(framed.question) - 1)}
     logits = model.decoder.branches(prompt, [
         Branch(len(prompt), answer, staged[IN]),
@@ -171,17 +171,23 @@ def measure(run: Run, kept: Records) -> None:
     model = open_study_model(run.model, LONGEST, run.checkpoint)
 
     def of_key(key: Mapping[str, Any]) -> dict[str, Any]:
-        return hidden(model, key["length"], key["depth"], key["index"])
+        return hidden(model, key["length"], key["depth"], key["index"], key["cells"])
 
-    measure_lacking(run, kept, keys(model, run), of_key)
+    measure_lacking(run, kept, keys(model, run, kept.all), of_key)
 
 
-def keys(model: StudyModel, run: Run) -> Iterator[Mapping[str, Any]]:
-    """Yield the keys of all measurements, in an order that leaves a stopped run with about these shares of lengths."""
+def keys(model: StudyModel, run: Run, known: Sequence[Record] = ()) -> Iterator[Mapping[str, Any]]:
+    """Yield the keys of all measurements, in an order that leaves a stopped run with about these shares of lengths.
+
+    A needle that is known is asked for under the cells that its records lack.
+    """
     names = [cell.name for cell in cells(model.decoder.config, max(LENGTHS))]
-    head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, "output": OUTPUT, "cells": names}
+    head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, "output": OUTPUT}
     for index in range(run.count or NEEDLES):
         for length, share in LENGTHS.items():
             share = 1.0 if run.long else share
             if int((index + 1) * share) > (place := int(index * share)):
-                yield {**head, "length": length, "depth": depth_of(place), "index": place}
+                needle = {**head, "length": length, "depth": depth_of(place), "index": place}
+                measured = {name for one in of_kind(known, **needle) for name in one["key"]["cells"]}
+                if lacking := [name for name in names if name not in measured]:
+                    yield {**needle, "cells": lacking}

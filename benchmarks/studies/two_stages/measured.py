@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from benchmarks.studies.findings import Estimate
 from benchmarks.studies.records import Record
@@ -16,6 +17,18 @@ RULES: Mapping[str, SecondRule] = {"sparq": "sparq", "exact-topk-group": "exact"
 """Stage 2 of the policies that keep the whole prompt and do not select by pages."""
 
 
+def by_needle(records: Sequence[Record]) -> list[Record]:
+    """Return one record for each needle, with the cells of all its records."""
+    found: dict[tuple[int, int], Record] = {}
+    for one in records:
+        key = one["key"]["length"], one["key"]["index"]
+        if key not in found:
+            found[key] = copy.deepcopy(one)
+        for place in PLACES:
+            found[key]["measured"][place]["cells"] |= one["measured"][place]["cells"]
+    return list(found.values())
+
+
 @dataclass(frozen=True)
 class Measured:
     """One place of the question in some records."""
@@ -23,18 +36,33 @@ class Measured:
     records: Sequence[Record]
     place: str
 
-    def values(self, cell: Cell, name: str) -> list[float]:
-        """One of FIELDS, a value for each needle; found: of those that the whole cache finds."""
+    def under(self, names: Iterable[str]) -> Measured:
+        """Return the needles that were asked for under all cells of these names."""
+        cells = set(names)
+        return replace(
+            self, records=[one for one in self.records if cells <= one["measured"][self.place]["cells"].keys()]
+        )
+
+    def values(self, cell: Cell, name: str, beside: Cell | None = None) -> list[float]:
+        """One of FIELDS, a value for each needle that was asked for under the cell, and under the one `beside` it.
+
+        Of found, those that the whole cache finds."""
+        measured = [one["measured"][self.place] for one in self.records]
         return [
-            one["measured"][self.place]["cells"][cell.name][FIELDS.index(name)]
-            for one in self.records
-            if name != "found" or one["measured"][self.place]["whole"]
+            one["cells"][cell.name][FIELDS.index(name)]
+            for one in measured
+            if cell.name in one["cells"]
+            and (beside is None or beside.name in one["cells"])
+            and (name != "found" or one["whole"])
         ]
 
     def all(self) -> dict[str, list[list[float]]]:
-        """FIELDS of every cell, a row for each needle."""
-        names = self.records[0]["measured"][self.place]["cells"]
-        return {name: [one["measured"][self.place]["cells"][name] for one in self.records] for name in names}
+        """FIELDS of every cell, a row for each needle that was asked for under it."""
+        found: dict[str, list[list[float]]] = {}
+        for one in self.records:
+            for name, values in one["measured"][self.place]["cells"].items():
+                found.setdefault(name, []).append(values)
+        return found
 
     def mean(self, cell: Cell, name: str) -> float:
         """Its mean."""
@@ -46,7 +74,12 @@ class Measured:
 
     def less(self, one: Cell, other: Cell, name: str = "divergence") -> Estimate:
         """Return the difference of two cells, needle by needle."""
-        return Estimate.of([a - b for a, b in zip(self.values(one, name), self.values(other, name), strict=True)])
+        return Estimate.of(self.differences(one, other, name))
+
+    def differences(self, one: Cell, other: Cell, name: str = "divergence") -> list[float]:
+        """Return the difference of two cells, a value for each needle that was asked for under both."""
+        pairs = zip(self.values(one, name, other), self.values(other, name, one), strict=True)
+        return [a - b for a, b in pairs]
 
 
 def alone(first: First, size: int) -> Cell:

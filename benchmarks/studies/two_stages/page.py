@@ -17,6 +17,7 @@ from benchmarks.studies.two_stages.measured import (
     PLACES,
     Measured,
     alone,
+    by_needle,
     derived,
     interval,
     nats,
@@ -34,6 +35,7 @@ LIMITS = (0.1, 0.5)
 
 def page(records: Sequence[Record]) -> Written:
     """Write the page."""
+    every, records = records, by_needle(records)
     both = [Measured(records, place) for place in PLACES]
     head = records[0]["key"]
     counts = {size: sum(one["key"]["length"] == size for one in records) for size in lengths_of(records)}
@@ -97,7 +99,7 @@ def page(records: Sequence[Record]) -> Written:
             f"layers, "
             "then needles. Needles count as found if every token of the number is the likeliest one. Intervals are a "
             "bootstrap over needles. The paper has models of 7B and 8B parameters, and RULER and LongBench. "
-            f"{measured_on(records, NAME)}."
+            f"{measured_on(every, NAME)}."
         ),
     ]
     images = {
@@ -153,7 +155,7 @@ def _outperforms(both: Sequence[Measured]) -> Finding:
             f"question {place}, beside " + ", ".join(f"{name} {nats(gain)}" for at, name, gain in less if at == place)
             for place in PLACES
         ),
-        less[0][2].count,
+        min(gain.count for _, _, gain in less),
         verdict(*(gain.high < 0 for _, _, gain in less)),
     )
 
@@ -196,7 +198,7 @@ def _selections(both: Sequence[Measured]) -> Finding:
         'Alone, "hybrid attention consistently outperforms Quest and SparQ, especially at low token budgets" '
         "(section 4.4.3, figure 8)",
         f"by token budget: {said}",
-        less[IN, "Quest", MOST].count,
+        min(gain.count for gain in less.values()),
         verdict(*(gain.high < 0 for gain in less.values())),
     )
 
@@ -237,6 +239,7 @@ def _losses(both: Sequence[Measured]) -> str:
 
 def _proposal(both: Sequence[Measured]) -> list[str]:
     rows = []
+    both = [one.under(one.all()) for one in both]
     for one in both:
         cells = {name: [statistics.fmean(column) for column in zip(*values, strict=True)]
                  for name, values in one.all().items() if "| exact" not in name}  # fmt: skip
@@ -322,20 +325,20 @@ def _memory_plot(both: Sequence[Measured]) -> bytes:
 
 
 def _cells_table(both: Sequence[Measured]) -> str:
-    names = both[0].records[0]["measured"][IN]["cells"]
     rows = []
-    for name in sorted(names, key=lambda one: int(one.rsplit("|", 1)[1])):
-        row = [shown_name(name)]
+    for name in sorted(both[0].all(), key=lambda one: int(one.rsplit("|", 1)[1])):
+        row = [shown_name(name), f"{len(both[0].all()[name])}"]
         for one in both:
-            values = one.all()[name]
-            known = [each["measured"][one.place]["cells"][name][2] for each in one.records
+            asked = one.under([name])
+            values = asked.all()[name]
+            known = [each["measured"][one.place]["cells"][name][2] for each in asked.records
                      if each["measured"][one.place]["whole"]]  # fmt: skip
             mean = [statistics.fmean(column) for column in zip(*values, strict=True)]
             if one.place == IN:
                 row += [f"{mean[0]:,.0f}", f"{mean[1]:,.0f}"]
             row += [f"{sum(known)}/{len(known)}", f"{mean[3]:.2f}", *(f"{100 * share:.0f}" for share in mean[4:])]
         rows.append(row)
-    heads = ["cell", "stored", "read"]
+    heads = ["cell", "n", "stored", "read"]
     heads += [f"{name}, {place.split()[0]}" for place in PLACES
               for name in ("found", "nats", "attention kept", "read", "best kept", "read")]  # fmt: skip
     return table(heads, rows)

@@ -11,6 +11,7 @@ from benchmarks.studies.two_stages import measure, own_token, remainders
 from benchmarks.studies.two_stages.cells import PUBLISHED, Cell, First, Second, cells
 from benchmarks.studies.two_stages.lengths import Step, first_length
 from benchmarks.studies.two_stages.measure import Staged, counted, divergence
+from benchmarks.studies.two_stages.measured import Measured, by_needle
 from benchmarks.studies.two_stages.page import fewest, page
 from benchmarks.studies.watched import Branch, WatchedDecoder
 from kvc_trt import policies
@@ -100,6 +101,31 @@ def test_lengths_of_needles_have_their_shares_wherever_a_run_stops(study_model, 
     assert len(of) == 26
 
 
+def test_a_known_needle_is_asked_for_under_the_cells_that_it_lacks(study_model, monkeypatch):
+    monkeypatch.setattr(measure, "LENGTHS", {200: 1.0})
+    first, second = measure.keys(study_model, Run(count=2))
+    known = {**first, "cells": first["cells"][:-2]}
+    again = list(measure.keys(study_model, Run(count=2), [{"key": known}, {"key": second}]))
+    assert again == [{**first, "cells": first["cells"][-2:]}]
+
+
+def test_a_needle_of_several_records_has_the_cells_of_all_and_cells_are_compared_where_both_are():
+    def record(index, **cells):
+        of = {place: {"whole": 1, "cells": dict(cells)} for place in (measure.IN, measure.BEHIND)}
+        return {"key": {"length": 200, "index": index}, "measured": of}
+
+    def nats(value):
+        return [0, 0, 1, value, 0, 0, 0, 0]
+
+    one, other = Cell(First(), 1, setting="a"), Cell(First(), 1, setting="b")
+    of = [record(0, **{one.name: nats(0.5)}), record(1, **{one.name: nats(0.1)}), record(0, **{other.name: nats(0.2)})]
+    measured = Measured(by_needle(of), measure.IN)
+    assert len(measured.records) == 2
+    assert measured.values(one, "divergence") == [0.5, 0.1]
+    assert measured.differences(one, other) == [0.5 - 0.2]
+    assert len(measured.under([other.name]).records) == 1
+
+
 def test_attention_shares_match_hand_computed_values():
     # One group of two heads, whose sums these are, one step, four tokens; tokens 1 and 3 are kept, token 3 is read.
     whole = torch.tensor([[[0.0, 0.4 + 0.2, 0.3 + 0.2, 0.3 + 0.1]]])
@@ -170,7 +196,7 @@ def records(study_model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "LENGTHS", {200: 1.0})
         for key in measure.keys(study_model, Run(count=2)):
-            kept.add(key, measure.hidden(study_model, key["length"], key["depth"], key["index"]))
+            kept.add(key, measure.hidden(study_model, key["length"], key["depth"], key["index"], key["cells"]))
     return kept.all
 
 
