@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run
-from benchmarks.studies.two_stages import measure, own_token, remainders
+from benchmarks.studies.two_stages import measure, own_token, remainders, steps
 from benchmarks.studies.two_stages.cells import PUBLISHED, Cell, First, Second, cells
 from benchmarks.studies.two_stages.lengths import Step, first_length
 from benchmarks.studies.two_stages.measure import Staged, counted, divergence
@@ -185,6 +185,18 @@ def test_shares_by_place_of_a_step_match_hand_computed_values():
     of = [{"nats": [0.1, 0.4, 0.2], "slots": [3, 0, 1]}, {"nats": [0.5], "slots": [0]}]
     assert own_token.split(of, "nats", begins=True) == [0.4, 0.5]
     assert own_token.split(of, "nats", begins=False) == [0.1, 0.2]
+
+
+def test_shares_of_the_whole_cache_s_step_match_hand_computed_values():
+    read, time = "cache_bytes_read_per_step_modelled", "median_itl_ms"
+    row = steps.row_of({
+        "policy": "hybrid",
+        "engine": {read: 3 << 20, time: 30.0, "min_itl_ms": 25.0},
+        "dense": {read: 12 << 20, time: 40.0},
+        "peak": {"peak_bytes": 50 << 20, "peak_share_of_dense": 1.25, "peak_with_weights_share_of_dense": 1.1,
+                 "state_modelled_share_of_dense": 1.2},
+    })  # fmt: skip
+    assert row == ["`hybrid`", "50", "125", "110", "120", "3.0", "25", "30 (25)", "75"]
 
 
 @pytest.fixture(scope="module")
