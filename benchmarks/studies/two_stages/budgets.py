@@ -74,8 +74,10 @@ def sections(both: Sequence[Measured], page: Path) -> list[str]:
 
 
 def _asked(both: Sequence[Measured]) -> list[Measured]:
-    """Return the needles that were asked for under all policies and budgets."""
-    return [one.under(cell_of(policy, budget).name for policy in POLICIES for budget in BUDGETS) for one in both]
+    """Return the needles that were asked for under all policies and budgets, and with last tokens."""
+    cells = [cell_of(policy, budget) for policy in POLICIES for budget in BUDGETS]
+    names = [cell.name for cell in (*cells, *(recent(selecting("hybrid", budget)) for budget in BUDGETS))]
+    return [one.under(names) for one in both]
 
 
 def _policies_table(both: Sequence[Measured]) -> str:
@@ -156,11 +158,13 @@ def last_tokens(both: Sequence[Measured]) -> Finding:
 
 
 def picture(both: Sequence[Measured]) -> bytes:
-    """Draw nats over budgets, a line for each policy."""
+    """Draw nats over budgets, a line for each policy, and one for hybrid attention with last tokens."""
     both = _asked(both)
+    shown = {name: [cell_of(name, budget) for budget in BUDGETS] for name in POLICIES}
+    shown[f"hybrid, recent {RECENT}"] = [recent(cell) for cell in shown["hybrid"]]
     panels = [
         Panel(f"question {one.place}", {
-            name: [one.mean(cell_of(name, budget), "divergence") for budget in BUDGETS] for name in POLICIES
+            name: [one.mean(cell, "divergence") for cell in cells] for name, cells in shown.items()
         })
         for one in both
     ]  # fmt: skip
