@@ -36,6 +36,8 @@ from benchmarks.studies.two_stages.measured import (
 )
 
 POLICIES = (ADAPTIVE, EVEN, "hybrid", "quest-matched", "sparq", "exact-topk-group")
+SLIGHT = 0.01
+"""Nats that do not count as worse."""
 PAGED = (ADAPTIVE, "hybrid", "quest-matched")
 """Policies that select by pages, and so may leave out the newest one."""
 
@@ -145,13 +147,13 @@ def last_tokens(both: Sequence[Measured]) -> Finding:
         for one in both
         for name, (own, none) in with_and_without().items()
         for gain in (one.less(own, none),)
-        if gain.low > 0
+        if gain.low > 0 and gain.mean > SLIGHT
     ]
     return Finding(
         f"This project's proposal: a step reads its last {RECENT} tokens in any case, at equal bytes",
         f"mean of {len(with_and_without())} settings: "
         + "; ".join(f"question {place} {nats(gain)}" for place, gain in means.items())
-        + (f"; worse: {'; '.join(worse)}" if worse else "; worse in none"),
+        + f"; worse by more than {SLIGHT:g} nats: {'; '.join(worse) or 'none'}",
         means[both[0].place].count,
         verdict(*(gain.high < 0 for gain in means.values()), not worse),
     )
