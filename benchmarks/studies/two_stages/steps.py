@@ -20,8 +20,8 @@ from benchmarks.page import paragraph, table
 from benchmarks.studies.study import MODEL
 
 NAME, COMMAND = "two_stages_steps", "python -m benchmarks.studies.two_stages.steps"
-POLICIES = ("rocketkv", "rocketkv-v1", "hybrid", "quest-matched", "sparq", "snapkv++")
-BUDGET, CONTEXT, ANSWER, STEPS = 256, 8000, 64, 40
+POLICIES = ("rocketkv", "hybrid", "rocketkv-v1", "sparq", "quest-matched")
+BUDGET, CONTEXT, ANSWER, STEPS = 256, 8000, 64, 20
 MIB = 1 << 20
 
 
@@ -30,7 +30,7 @@ def measured(policy: str, directory: Path) -> dict[str, Any]:
     others = Others()
     with kvc_trt.build(
         MODEL, policy=policy, token_budget=BUDGET, max_input_len=CONTEXT, max_output_len=ANSWER, max_batch_size=1,
-        weights="fp32", output=directory / policy, verify=False,
+        output=directory / policy, verify=False,
     ) as engine:  # fmt: skip
         found = engine.profile(contexts=[CONTEXT], batches=[1], steps=STEPS, prefill_seconds=0)
     own, dense = found["rows"]
