@@ -29,6 +29,8 @@ OF_POLICIES = [
     ("rocketkv", Cell(VOTES, 21, Second("hybrid", 4, 6, 9)), {**STAGES, "page_size": 4, "top_r": 6, "top_k": 9}),
     ("hybrid", Cell(First(), 40, Second("hybrid", 3, 5, 8)), {"page_size": 3, "top_r": 5, "top_k": 8}),
     ("quest-matched", Cell(First(), 40, Second("hybrid", 4, 16, 8)), {"page_size": 4, "top_k": 8}),
+    ("hybrid", Cell(First(), 40, Second("hybrid", 3, 5, 8, 3)), {"page_size": 3, "top_r": 5, "top_k": 8, "recent": 3}),
+    ("quest-matched", Cell(First(), 40, Second("hybrid", 4, 16, 8, 4)), {"page_size": 4, "top_k": 8, "recent": 4}),
     ("exact-topk-group", Cell(First(), 40, Second("exact", read=16)), {}),
     ("sparq", Cell(First(), 40, Second("sparq", channels=5, read=9, recent=1)), {"top_r": 5, "top_k": 8}),
 ]
