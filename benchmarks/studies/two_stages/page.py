@@ -10,7 +10,7 @@ from benchmarks.studies.figures import LineAxes, Panel, Stack, lines, stacked
 from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import Record, measured_on
 from benchmarks.studies.study import Study, Written, image
-from benchmarks.studies.two_stages import budgets, lengths, own_token, remainders
+from benchmarks.studies.two_stages import budgets, lengths, own_token, remainders, steps
 from benchmarks.studies.two_stages.cells import BUDGETS, HALF, MEMORIES, PUBLISHED, WIDE, First, Second
 from benchmarks.studies.two_stages.measure import BEST, FIELDS, IN, NAME, SINKS, TASK, measure
 from benchmarks.studies.two_stages.measured import (
@@ -88,6 +88,7 @@ def page(records: Sequence[Record]) -> Written:
             "95 %:"
         ),
         _kernels_by_length(records),
+        steps.section(),
         lengths.section(),
         "## How it was measured",
         paragraph(
