@@ -1,13 +1,14 @@
 """A model whose layers are watched while it reads: queries, keys, and the residual stream around every attention.
 
-The reference computes it, in float32, with the whole cache. The attention of an answer is seen by reading prompt and
-answer together once more: causal attention gives every token the same queries and keys as decoding does.
+The reference computes it, in float32, with the whole cache. A text is read at once, or prompts are read and answered
+together; causal attention gives every token the same queries and keys in both.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +19,10 @@ from kvc_trt import policies
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.resolution.model_choice import choose_model, open_source
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.weights import WeightSource
+from kvc_trt.models.weights import SINKS, WeightSource
 from kvc_trt.policies import BASELINE
 from kvc_trt.reference.layers import Weights
+from kvc_trt.reference.model.caching import Projected
 from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.reference.selection import gather_rows
 from kvc_trt.runtime.chat.template import ChatTemplate
@@ -30,18 +32,14 @@ from kvc_trt.tasks.tokenizer import TaskTokenizer, load_task_tokenizer
 
 
 @dataclass(frozen=True)
-class WatchedLayer:
-    """One layer as it reads a text of n tokens."""
+class AttentionLayer:
+    """The attention of one layer over a text of n tokens."""
 
     index: int
     query: Tensor
     """[H,n,D], rotated."""
     keys: Tensor
     """[G,n,D], rotated."""
-    before: Tensor
-    """[n,hidden]: the residual stream in front of attention."""
-    after: Tensor
-    """[n,hidden]: behind it."""
 
     def attention(self, first: int, last: int, keys: int) -> Tensor:
         """Attention of the queries first .. last - 1 to tokens 0 .. keys - 1: [H,last-first,keys].
@@ -56,6 +54,16 @@ class WatchedLayer:
         found = weights.reshape(heads, last - first, last)[..., :keys]
         return torch.nn.functional.pad(found, (0, keys - found.shape[-1]))
 
+
+@dataclass(frozen=True)
+class WatchedLayer(AttentionLayer):
+    """One layer as it reads a text of n tokens."""
+
+    before: Tensor
+    """[n,hidden]: the residual stream in front of attention."""
+    after: Tensor
+    """[n,hidden]: behind it."""
+
     def beginning(self, tokens: int) -> WatchedLayer:
         """Return the layer as it reads the first tokens alone."""
         query, keys = self.query[:, :tokens], self.keys[:, :tokens]
@@ -67,6 +75,9 @@ Visit = Callable[[WatchedLayer], None]
 
 class WatchedDecoder(ReferenceDecoder):
     """The reference with the whole cache; `watch` shows every layer of a text."""
+
+    _projected: list[list[tuple[Tensor, Tensor]]] | None = None
+    """While `projections` runs: by layer, queries and keys [N,H,D] and [N,G,D] of each call."""
 
     @classmethod
     def of(cls, config: ModelConfig, weights: WeightSource, longest: int) -> WatchedDecoder:
@@ -85,6 +96,21 @@ class WatchedDecoder(ReferenceDecoder):
             row, after = self._attend_prompt(index, weights, hidden)
             visit(WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after))
             hidden = self._feed_forward(index, weights, hidden, after)
+
+    @contextmanager
+    def projections(self) -> Iterator[list[list[tuple[Tensor, Tensor]]]]:
+        """Collect, by layer, the queries [N,H,D] and keys [N,G,D] of all calls: prefill has one a row, a step one."""
+        self._projected = [[] for _ in range(self.config.num_hidden_layers)]
+        try:
+            yield self._projected
+        finally:
+            self._projected = None
+
+    def _project(self, index: int, weights: Weights, hidden: Tensor, positions: Tensor) -> Projected:
+        row = super()._project(index, weights, hidden, positions)
+        if self._projected is not None:
+            self._projected[index].append((row.query, row.keys))
+        return row
 
     def along(self, prompt: Sequence[int], following: Sequence[int], caches: Caches) -> list[Tensor]:
         """Feed `following` behind a prompt under several caches; return logits [M,vocab] of each.
@@ -111,9 +137,25 @@ class WatchedDecoder(ReferenceDecoder):
             ]
             hidden = self._feed_forward(index, weights, hidden, after)
         return [
-            [self._logits(torch.cat([hidden[one.prompt - 1, None], each])) for each in stream.chunk(one.caches.count)]
-            for one, stream in zip(branches, streams, strict=True)
+            self._logits_of(one, hidden[one.prompt - 1], stream) for one, stream in zip(branches, streams, strict=True)
         ]
+
+    def _logits_of(self, branch: Branch, last: Tensor, stream: Tensor) -> list[Tensor]:
+        """Return the wanted logits of each cache, in one product: of the prompt's last token [hidden] and those behind
+        it [count*M,hidden]."""
+        count = branch.caches.count
+        every = torch.cat([last.expand(count, 1, -1), stream.reshape(count, -1, len(last))], dim=1)
+        wanted = every if branch.wanted is None else every[:, every.shape[1] - branch.wanted :]
+        return list(self._logits(wanted.flatten(0, 1)).unflatten(0, (count, -1)))
+
+    def _attend_prompt(self, index: int, weights: Weights, hidden: Tensor) -> tuple[Projected, Tensor]:
+        if self.config.attention(index).window is not None or self._parts.attention_softcap or SINKS in weights:
+            return super()._attend_prompt(index, weights, hidden)
+        # Exact attention too, by PyTorch's own operator: in half of the time.
+        row = self._project(index, weights, hidden, torch.arange(len(hidden)))
+        parts = (part.transpose(0, 1)[None] for part in row[:3])
+        attended = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+        return row, self._after_attention(weights, hidden, attended[0].transpose(0, 1))
 
     def _step(self, weights: Weights, layer: WatchedLayer, values: Tensor, branch: Branch, streams: Tensor) -> Tensor:
         """Take a branch's tokens [count*M,hidden] through one layer; values [n,G,D] are the prompt's."""
@@ -132,15 +174,17 @@ class WatchedDecoder(ReferenceDecoder):
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Attention of M tokens to those of T that are `seen`, a mask that broadcasts to [H,M,T].
+    """Attention of M tokens to those of T that are `seen`: a mask [M,T], [G,M,T] by KV head, or [H,M,T].
 
     query [M,H,D]; keys, values [G,T,D]. Returns [M,H,D].
     """
-    (new, heads, size), total = query.shape, keys.shape[1]
-    grouped = query.transpose(0, 1).reshape(len(keys), -1, size)
-    logits = (grouped @ keys.transpose(1, 2) / math.sqrt(size)).reshape(heads, new, total)
-    attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1)
-    return (attention.reshape(len(keys), -1, total) @ values).reshape(heads, new, size).transpose(0, 1)
+    groups, of_group = len(keys), query.shape[1] // len(keys)
+    grouped = query.transpose(0, 1).unflatten(0, (groups, of_group))
+    tables = (one[:, None].expand(-1, of_group, -1, -1) for one in (keys, values))
+    # By head [H,M,T] the mask is [G,g,M,T], by KV head [G,1,M,T]: both broadcast.
+    mask = seen if seen.ndim == 2 else seen.unflatten(0, (groups, -1))
+    read = torch.nn.functional.scaled_dot_product_attention(grouped, *tables, attn_mask=mask)
+    return read.flatten(0, 1).transpose(0, 1)
 
 
 def _with_mean(read: Tensor, values: Tensor, unread: Tensor) -> Tensor:
@@ -171,7 +215,7 @@ class Seen:
     """The part of a prompt and of themselves that M tokens behind it see."""
 
     mask: Tensor
-    """It broadcasts to [H,M,B+M], for B tokens of the prompt and the M."""
+    """[M,B+M], or by KV head [G,M,B+M] or by head [H,M,B+M], for B tokens of the prompt and the M."""
     kept: Tensor | None = None
     """[G,B]: the positions of these B tokens in the prompt; None if they are all."""
     unread: Tensor | None = None
@@ -197,6 +241,8 @@ class Branch:
     """Tokens of the beginning."""
     following: Sequence[int]
     caches: Caches
+    wanted: int | None = None
+    """The number of last logits that are wanted; None if all."""
 
     @property
     def positions(self) -> Tensor:
@@ -243,6 +289,14 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """An answer, and every layer as it read the prompt and wrote the answer."""
+
+    tokens: list[int]
+    layers: list[AttentionLayer]
+
+
+@dataclass(frozen=True)
 class StudyModel:
     """A model with its tokenizer and its form of a prompt."""
 
@@ -252,29 +306,43 @@ class StudyModel:
     framing: Framing
     fingerprint: str
 
-    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[list[int]]:
+    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answered]:
         """Draw an answer to each prompt, together; an end token is not part of it."""
         source = torch.Generator().manual_seed(seed)
         lengths = torch.tensor([len(one) for one in prompts])
         padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
         for row, one in enumerate(prompts):
             padded[row, : len(one)] = torch.tensor(one)
-        logits, cache = self.decoder.prefill(padded, lengths)
         ends = sorted(self.decoder.config.eos_token_ids)
         found: list[list[int]] = [[] for _ in prompts]
         going = [True] * len(prompts)
-        for place in range(sampling.tokens):
-            if place < sampling.at_least:
-                logits = logits.index_fill(1, torch.tensor(ends), -torch.inf)
-            chosen = torch.multinomial(torch.softmax(logits / sampling.temperature, -1), 1, generator=source)[:, 0]
-            for row, token in enumerate(chosen.tolist()):
-                going[row] &= token not in ends
-                if going[row]:
-                    found[row].append(token)
-            if not any(going) or max(map(len, found)) == sampling.tokens:
-                break
-            logits = self.decoder.decode(chosen, cache)
-        return found
+        with self.decoder.projections() as projected:
+            logits, cache = self.decoder.prefill(padded, lengths)
+            for place in range(sampling.tokens):
+                if place < sampling.at_least:
+                    logits = logits.index_fill(1, torch.tensor(ends), -torch.inf)
+                chosen = torch.multinomial(torch.softmax(logits / sampling.temperature, -1), 1, generator=source)[:, 0]
+                for row, token in enumerate(chosen.tolist()):
+                    going[row] &= token not in ends
+                    if going[row]:
+                        found[row].append(token)
+                if not any(going):
+                    break
+                logits = self.decoder.decode(chosen, cache)
+        every = [_rows_of(index, calls, [len(one) for one in found]) for index, calls in enumerate(projected)]
+        return [Answered(tokens, list(layers)) for tokens, layers in zip(found, zip(*every, strict=True), strict=True)]
+
+
+def _rows_of(index: int, calls: Sequence[tuple[Tensor, Tensor]], answers: Sequence[int]) -> list[AttentionLayer]:
+    """Return a layer's attention by row: the calls of prefill are one a row, those behind them steps of all rows."""
+    prompts, steps = calls[: len(answers)], calls[len(answers) :]
+    return [
+        AttentionLayer(index, *(
+            torch.cat([prompts[row][part], *(step[part][row, None] for step in steps[:count])]).transpose(0, 1)
+            for part in range(2)
+        ))
+        for row, count in enumerate(answers)
+    ]  # fmt: skip
 
 
 def open_study_model(name: str, longest: int, checkpoint: str | None = None) -> StudyModel:

@@ -7,7 +7,8 @@ to everything and is appended.
 
 Deviations: the paper does not say how scores are accumulated; ours is hybrid attention's rule (the group shares the
 sign of its summed query, mean over the group of each head's softmax over tokens), which for one query head per KV head
-ranks pages as Quest does. The newest page competes like any other; dense when it fits; scores are float32.
+ranks pages as Quest does. The newest page competes like any other unless `recent` is set; dense when it fits; scores
+are float32.
 """
 
 from __future__ import annotations
@@ -38,6 +39,6 @@ QUEST_MATCHED = Policy(
     eviction=NOTHING,
     selection=BEST_OF_PAGES,
     resolve=resolve,
-    overrides=("page_size", "top_k", "dense_until", "fp8_bounds", *EVERY_POLICY),
+    overrides=("page_size", "top_k", "recent", "dense_until", "fp8_bounds", *EVERY_POLICY),
     published=TABLE_1,
 )

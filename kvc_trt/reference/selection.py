@@ -49,4 +49,4 @@ def dot_products(queries: Tensor, keys: Tensor) -> Tensor:
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """Gather rows of every KV head by that head's list: table [G,n,D], index [G,k] -> [G,k,D]."""
-    return table.gather(1, index[..., None].expand(-1, -1, table.shape[-1]))
+    return table[torch.arange(len(table), device=table.device)[:, None], index]

@@ -22,7 +22,7 @@ from benchmarks.studies import texts
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.texts import AT_BEGINNING, AT_END, POSITIONS
-from benchmarks.studies.watched import Sampling, StudyModel, WatchedLayer, open_study_model
+from benchmarks.studies.watched import AttentionLayer, Sampling, StudyModel, open_study_model
 
 NAME = "hit_rates"
 SINKS = 4
@@ -34,8 +34,8 @@ LONGEST = 4096
 """Tokens of the longest prompt with its answer."""
 ASKED = ("manual", "log", "facts")
 """Kinds of documents that several instructions ask about."""
-DOCUMENTS = 8
-"""Documents of each part and kind that are measured unless asked otherwise."""
+DOCUMENTS = 20
+"""Documents of each part that are measured unless asked otherwise; those of instructions are of all kinds."""
 TOGETHER = 4
 """Documents of one record of windows."""
 WINDOWS, INSTRUCTIONS = "windows", "instructions"
@@ -130,38 +130,29 @@ def along_windows(model: StudyModel, settings: Settings, first: int) -> dict[str
         "documents": [
             {
                 "prompt_tokens": len(prompt),
-                "distinct": distinct_share(answer),
-                "layers": windows_of(model, settings, prompt, answer),
+                "distinct": distinct_share(answer.tokens),
+                "layers": [windows_of(settings, layer, len(prompt)) for layer in answer.layers],
             }
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
     }
 
 
-def windows_of(
-    model: StudyModel, settings: Settings, prompt: Sequence[int], answer: Sequence[int]
-) -> list[dict[str, Any]]:
-    """Return the rates of every layer along one prompt and its answer."""
-    size, end = settings.window, len(prompt)
+def windows_of(settings: Settings, layer: AttentionLayer, end: int) -> dict[str, Any]:
+    """Return the rates of one layer along a prompt of `end` tokens and its answer."""
+    size, last = settings.window, layer.query.shape[1]
     prefix = end - size
-    count = int(settings.kept * prefix)
-    found: list[dict[str, Any]] = []
-
-    def visit(layer: WatchedLayer) -> None:
-        starts = range(end - settings.windows * size, end, size)
-        voted = [vote(layer.attention(start, start + size, prefix), count) for start in starts]
-        firsts = range(end, end + len(answer), size)
-        used = [important(layer.attention(at, at + size, prefix), settings.threshold) for at in firsts]
-        every = torch.cat(used)
-        found.append({
-            "prompt": [both_ways(every, one) for one in voted],
-            "answer": [both_ways(one, voted[-1]) for one in used],
-            "recent": both_ways(every, recent(voted[-1], count)),
-            "important": float(every.sum(dim=(1, 2)).float().mean()) / every.shape[1],
-        })  # fmt: skip
-
-    model.decoder.watch([*prompt, *answer], visit)
-    return found
+    starts = range(end - settings.windows * size, end, size)
+    voted = [vote(layer.attention(start, start + size, prefix), int(settings.kept * prefix)) for start in starts]
+    firsts = range(end, last, size)
+    used = [important(layer.attention(at, at + size, prefix), settings.threshold) for at in firsts]
+    every = torch.cat(used)
+    return {
+        "prompt": [both_ways(every, one) for one in voted],
+        "answer": [both_ways(one, voted[-1]) for one in used],
+        "recent": both_ways(every, recent(voted[-1], int(settings.kept * prefix))),
+        "important": float(every.sum(dim=(1, 2)).float().mean()) / every.shape[1],
+    }
 
 
 def distinct_share(tokens: Sequence[int]) -> float:
@@ -185,7 +176,7 @@ def about_one_document(model: StudyModel, settings: Settings, kind: str, index: 
     shared = common_beginning([prompt for prompt, (position, _) in zip(prompts, asked, strict=True)
                                if position == AT_END])  # fmt: skip
     seen = [
-        _Asked.of(model, settings, prompt, answer, shared if position == AT_END else None)
+        _Asked.of(settings, len(prompt), answer.layers, shared if position == AT_END else None)
         for prompt, answer, (position, _) in zip(prompts, answers, asked, strict=True)
     ]
     at_end = [one for one, (position, _) in zip(seen, asked, strict=True) if position == AT_END]
@@ -196,7 +187,7 @@ def about_one_document(model: StudyModel, settings: Settings, kind: str, index: 
     }
     return {
         "prompt_tokens": len(prompts[0]),
-        "answer_tokens": [len(one) for one in answers],
+        "answer_tokens": [len(one.tokens) for one in answers],
         "pairs": _overlaps(list(combinations(different, 2))),
         "same": _overlaps([(different[0], again)]),
         **{position: _by_layer(some) for position, some in rates.items()},
@@ -213,21 +204,17 @@ class _Asked:
     """By layer: hit rates of the prompt's last tokens on the answer."""
 
     @classmethod
-    def of(cls, model: StudyModel, settings: Settings, prompt: Sequence[int], answer: Sequence[int],
-           document: int | None) -> _Asked:  # fmt: skip
-        found = cls([], [])
-        end, last = len(prompt), len(prompt) + len(answer)
-        prefix = end - settings.observed
-
-        def visit(layer: WatchedLayer) -> None:
+    def of(cls, settings: Settings, end: int, layers: Sequence[AttentionLayer], document: int | None) -> _Asked:
+        """Count in the layers of a prompt of `end` tokens and its answer; `document` tokens of it may get votes."""
+        found, prefix = cls([], []), end - settings.observed
+        for layer in layers:
+            last = layer.query.shape[1]
             if document is not None:
                 votes = layer.attention(document, last, document)
                 found.voted.append(vote(votes, int(settings.kept * document)))
             seen = layer.attention(prefix, end, prefix)
             used = important(layer.attention(end, last, prefix), settings.threshold)
             found.rates.append(both_ways(used, vote(seen, int(settings.kept * prefix))))
-
-        model.decoder.watch([*prompt, *answer], visit)
         return found
 
 
@@ -273,5 +260,6 @@ def keys(model: StudyModel, settings: Settings, documents: int) -> Iterator[dict
     for index in range(documents):
         if index % TOGETHER == 0:
             yield {**head, "part": WINDOWS, "kind": "manual", "index": index, "documents": TOGETHER}
-        for kind in ASKED:
-            yield {**head, "part": INSTRUCTIONS, "kind": kind, "index": index}
+        if index % len(ASKED) == 0:
+            for kind in ASKED:
+                yield {**head, "part": INSTRUCTIONS, "kind": kind, "index": index // len(ASKED)}

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.studies import texts
 from benchmarks.studies.records import Records
+from benchmarks.studies.squeeze.caches import Together
 from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.watched import Recent, StudyModel, WatchedLayer, open_study_model
 from kvc_trt.reference.model.squeeze import squeeze
@@ -101,14 +102,11 @@ def swept(model: StudyModel, settings: Settings, index: int) -> dict[str, Any]:
     budget = int(settings.budget * n)
     everything = [n + len(following)] * len(layers)
     divided = [division(layers, budget, share, n) for share in SHARES]
-    found: dict[str, Any] = {"prompt_tokens": n, "summary_tokens": len(following)}
-    for name, sinks in POLICIES.items():
-        whole = [] if WHOLE in found else [everything]
-        logits = model.decoder.along(prompt, following, Recent([*whole, *divided], sinks))
-        scores = [surprise(one, following) for one in logits]
-        if whole:
-            found[WHOLE] = scores.pop(0)
-        found[name] = scores
+    caches = Together(Recent([everything], 0), *(Recent(divided, sinks) for sinks in POLICIES.values()))
+    whole, *others = (surprise(one, following) for one in model.decoder.along(prompt, following, caches))
+    found = {"prompt_tokens": n, "summary_tokens": len(following), WHOLE: whole}
+    for place, name in enumerate(POLICIES):
+        found[name] = others[place * len(SHARES) : (place + 1) * len(SHARES)]
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from kvc_trt import policies
@@ -25,8 +26,8 @@ OUTPUT = 64
 """Tokens of answers that policies leave room for."""
 LONGEST = 8064
 """Tokens of the longest prompt of an engine that also gets shorter ones."""
-RECENT = 1
-"""Last tokens that a step of a cell *recent* reads in any case."""
+RECENT = 4
+"""Last tokens that a step of a cell *recent* reads in any case: at least a page of most settings."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +106,16 @@ def cells(config: ModelConfig, length: int) -> list[Cell]:
     """Return all cells for prompts of about `length` tokens of a model."""
     found = [Cell(one, memory, size=memory) for memory in MEMORIES for one in ALONE]
     for memory in MEMORIES:
-        for first, share in TOGETHER:
-            own = _divided(first, share, memory, config.head_size)
-            found += [own, recent(own)]
+        found += [_divided(first, share, memory, config.head_size) for first, share in TOGETHER]
+        found.append(recent(_divided(PUBLISHED, HALF, memory, config.head_size)))
     for budget in BUDGETS:
         found += _derived(config, length, budget)
-    return found
+    return [*found, *_for_longer(config, length, AT_LENGTHS)]
 
 
 def recent(cell: Cell) -> Cell:
-    """Return the cell whose steps read their own token, or more of the last ones, in any case."""
-    return replace(cell, second=replace(cell.second, recent=RECENT), setting=f"{cell.setting}, recent")
+    """Return the cell whose steps read their own token and more of the last ones in any case."""
+    return replace(cell, second=replace(cell.second, recent=RECENT), setting=f"{cell.setting}, recent {RECENT}")
 
 
 def _divided(first: First, share: str, memory: int, head_size: int) -> Cell:
@@ -133,39 +133,45 @@ def _divided(first: First, share: str, memory: int, head_size: int) -> Cell:
 
 
 def _derived(config: ModelConfig, length: int, budget: int) -> Iterator[Cell]:
-    """Yield RocketKV as the policy derives it, its stages one by one, ways to select alone, and other divisions."""
-
-    def resolved(name: str, longest: int = length, **numbers: bool) -> PolicyParameters:
-        return policies.resolve(
-            name, model=config, token_budget=budget, max_input_len=longest, max_output_len=OUTPUT, **numbers
-        )
-
-    rule = resolved("rocketkv")
-    own = Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), "rocketkv", budget)
+    """Yield RocketKV as the policies derive it, its stages one by one, and ways to select alone."""
+    resolved = partial(policies.resolve, model=config, token_budget=budget, max_output_len=OUTPUT, max_input_len=length)
+    rule = resolved(ADAPTIVE)
+    own = Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), ADAPTIVE, budget)
     yield own
+    yield recent(own)
     yield replace(own, second=Second("exact", read=rule.top_k))
     yield replace(own, second=Second())
     yield replace(own, first=WIDE)
-    yield recent(own)
-    yield recent(replace(own, first=WIDE))
+    rule = resolved(EVEN)
+    yield Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), EVEN, budget)
     for name in ("hybrid", "quest-matched"):
         selecting = Cell(First(), length, _by_pages(resolved(name)), name, budget)
         yield selecting
         yield recent(selecting)
     rule = resolved("sparq")
-    sparq = Second("sparq", channels=rule.top_r, read=rule.top_k + 1, recent=1)
-    yield Cell(First(), length, sparq, "sparq", budget)
+    # Its own token is read beside `top_k` others.
+    yield Cell(First(), length, Second("sparq", channels=rule.top_r, read=rule.top_k + 1, recent=1), "sparq", budget)
     yield Cell(First(), length, Second("exact", read=budget), "exact-topk-group", budget)
-    longest = min(LONGEST, config.max_position_embeddings - OUTPUT)
-    for name in ("rocketkv", "rocketkv-v1"):
+
+
+def _for_longer(config: ModelConfig, length: int, budget: int) -> Iterator[Cell]:
+    """Yield what an engine for longer prompts does with one of `length` tokens: by its length, or as with the longest
+    prompt."""
+    longest = max(length, min(LONGEST, config.max_position_embeddings - OUTPUT))
+    for name in (ADAPTIVE, EVEN):
         for by_length in (True, False):
-            rule = resolved(name, longest, by_length=by_length)
+            rule = policies.resolve(
+                name, model=config, token_budget=budget, max_output_len=OUTPUT, max_input_len=longest,
+                by_length=by_length,
+            )  # fmt: skip
             setting = f"{name}, {BY_LENGTH if by_length else ALIKE}"
-            yield recent(Cell(PUBLISHED, min(length, rule.kept_of(length)), _by_pages(rule), setting, budget))
-    rule = resolved("rocketkv-v1")
-    yield recent(Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), "rocketkv-v1", budget))
+            yield Cell(PUBLISHED, min(length, rule.kept_of(length)), _by_pages(rule), setting, budget)
 
 
+ADAPTIVE, EVEN = "rocketkv", "rocketkv-v1"
+"""The policies of the two divisions."""
+AT_LENGTHS = 256
+"""The budget at which an engine for longer prompts is measured."""
 BY_LENGTH, ALIKE = "by length", "all alike"
 """Settings of an engine for longer prompts: what it keeps of a shorter one."""
 

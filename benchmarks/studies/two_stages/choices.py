@@ -68,8 +68,8 @@ def read(second: Second, query: Tensor, keys: Tensor, kept: int) -> Tensor:
         scores = _token_scores(second, grouped, keys).sum(dim=1)
     else:
         of_pages = _page_scores(second, grouped, keys, kept)
-        by_token = of_pages.repeat_interleave(second.page, dim=-1)[..., :total].masked_fill(~visible, -torch.inf)
-        scores = torch.softmax(by_token, dim=-1).mean(dim=1)
+        shares = _token_shares(of_pages, visible, second.page).mean(dim=1)
+        scores = shares.repeat_interleave(second.page, dim=-1)[..., :total]
     scores = scores.masked_fill(_newest(second, kept, steps, total), torch.inf)
     return _best(scores.masked_fill(~visible, -torch.inf), second.read) & visible
 
@@ -114,6 +114,14 @@ def _page_scores(second: Second, grouped: Tensor, keys: Tensor, kept: int) -> Te
     rising = grouped.sum(dim=1, keepdim=True) > 0
     part = grouped * channels
     return _bounded(part * rising, part * ~rising, keys, kept, second.page) / temperature(part, grouped)[..., None]
+
+
+def _token_shares(scores: Tensor, visible: Tensor, page: int) -> Tensor:
+    """Return the softmax over all tokens that a step sees [M,B+M] of their pages' scores, of one token of each page:
+    [G,g,M,P] -> [G,g,M,P]."""
+    tokens = torch.nn.functional.pad(visible, (0, scores.shape[-1] * page - visible.shape[-1]))
+    count = tokens.unflatten(-1, (-1, page)).sum(dim=-1)
+    return torch.softmax(scores + count.log(), dim=-1) / count.clamp(min=1)
 
 
 def _bounded(up: Tensor, down: Tensor, keys: Tensor, kept: int, page: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.pooling.measure import found
-from benchmarks.studies.records import Records
+from benchmarks.studies.records import Record, Records, of_kind
 from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.two_stages.cells import OUTPUT, Cell, cells
 from benchmarks.studies.two_stages.choices import Prompt, read, unread
@@ -28,9 +28,9 @@ from kvc_trt.tasks.registry import task
 NAME = "two_stages"
 TASK = "niah-single-1"
 LONGEST = 8192
-NEEDLES = 8
+NEEDLES = 20
 """The number hidden at each length unless asked otherwise."""
-LENGTHS = {2048: 1.0, 4096: 0.5, 8064: 0.125}
+LENGTHS = {2048: 1.0, 4096: 0.25, 8064: 0.05}
 """Lengths of prompt and answer, and the share of needles that are hidden there; 8064 leaves room for the answer."""
 SINKS = 4
 """First tokens of a prompt that do not count as attention: every cell keeps them, and they get most of it."""
@@ -78,22 +78,25 @@ class Staged:
         yield Seen(visible)
         query, keys = following.query, following.keys.transpose(1, 2)
         whole = self._attention(layer, query[0], keys[0], visible)
-        best = whole.sum(dim=1).topk(min(BEST, n), dim=-1).indices
+        best = whole.topk(min(BEST, n), dim=-1).indices
         for place, cell in enumerate(self._cells, 1):
             kept = prompt.kept(cell.first, cell.kept)
-            together = torch.cat([gather_rows(layer.keys, kept), keys[place]], dim=1)
+            every = kept.shape[1] == n
+            old = layer.keys if every else gather_rows(layer.keys, kept)
+            together = torch.cat([old, keys[place]], dim=1)
             mask = read(cell.second, query[place], together, kept.shape[1])
             self._own[place - 1] += mask[:, :, kept.shape[1] :].diagonal(dim1=1, dim2=2).float().mean(dim=0)
             self._sums[place - 1] += counted(whole, kept, mask[:, self._first :, : kept.shape[1]], best)
-            every, share = kept.shape[1] == n, unread(cell.second, query[place], together, mask)
-            yield Seen(mask.repeat_interleave(layer.query.shape[0] // len(mask), dim=0), None if every else kept, share)
+            share = unread(cell.second, query[place], together, mask)
+            yield Seen(mask, None if every else kept, share)
 
     def _attention(self, layer: WatchedLayer, query: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
-        """Return the whole cache's attention [G,g,M',n] to the prompt but its first tokens, from the answer on."""
+        """Return the whole cache's attention to the prompt but its first tokens, from the answer on, summed over the
+        heads of a group: [G,M',n]."""
         (_, n, size), new = layer.query.shape, len(query)
         grouped = query.transpose(0, 1).reshape(len(keys), -1, new, size)
         logits = grouped @ torch.cat([layer.keys, keys], dim=1)[:, None].transpose(2, 3) / size**0.5
-        found = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)[:, :, self._first :, :n].clone()
+        found = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1).sum(dim=1)[:, self._first :, :n]
         found[..., :SINKS] = 0
         return found
 
@@ -101,16 +104,16 @@ class Staged:
 def counted(whole: Tensor, kept: Tensor, mask: Tensor, best: Tensor) -> Tensor:
     """Return the shares of one layer: attention kept, attention read, best tokens kept, best tokens read.
 
-    whole [G,g,M,n] is attention; kept [G,B] positions; mask [G,M,B] is true for those read; best [G,M,BEST] positions.
+    whole [G,M,n] is attention; kept [G,B] positions; mask [G,M,B] is true for those read; best [G,M,BEST] positions.
     """
-    groups, group, steps, n = whole.shape
-    of_kept = whole.gather(3, kept[:, None, None].expand(groups, group, steps, -1))
-    sums = torch.stack([of_kept.sum(), (of_kept * mask[:, None]).sum()]) / whole.sum()
-    stays = torch.zeros(groups, n, dtype=torch.bool).scatter_(1, kept, True)
-    is_read = torch.zeros(groups, steps, n, dtype=torch.bool)
-    is_read.scatter_(2, kept[:, None].expand_as(mask), mask)
-    hits = [one.gather(2, best).float().mean() for one in (stays[:, None].expand_as(is_read), is_read)]
-    return torch.cat([sums, torch.stack(hits)])
+    groups, steps, n = whole.shape
+    of_kept = whole.gather(2, kept[:, None].expand(groups, steps, -1))
+    sums = torch.stack([of_kept.sum(), (of_kept * mask).sum()]) / whole.sum()
+    # The places of the best tokens among the kept ones; tokens that were evicted have the place B, which is not read.
+    places = torch.full((groups, n), kept.shape[1]).scatter_(1, kept, torch.arange(kept.shape[1]).expand_as(kept))
+    at = places.gather(1, best.flatten(1)).view_as(best)
+    is_read = torch.nn.functional.pad(mask, (0, 1)).gather(2, at)
+    return torch.cat([sums, torch.stack([(at < kept.shape[1]).float().mean(), is_read.float().mean()])])
 
 
 def divergence(whole: Tensor, other: Tensor) -> float:
@@ -136,25 +139,25 @@ def depth_of(index: int) -> float:
     return round((0.5 + 0.618 * index) % 1, 3)
 
 
-def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str, Any]:
-    """Hide one needle, and ask for it in the prompt and behind it under all cells."""
+def hidden(model: StudyModel, length: int, depth: float, index: int, names: Sequence[str]) -> dict[str, Any]:
+    """Hide one needle, and ask for it in the prompt and behind it under the cells of these names."""
     prompt, framed, answer = asked(model, length, depth, index)
     config = model.decoder.config
-    every = cells(config, length)
+    every = [one for one in cells(config, length) if one.name in names]
     staged = {IN: Staged(every, 0), BEHIND: Staged(every, len(framed.question) - 1)}
     logits = model.decoder.branches(prompt, [
         Branch(len(prompt), answer, staged[IN]),
-        Branch(len(framed.context), [*framed.question, *answer], staged[BEHIND]),
+        Branch(len(framed.context), [*framed.question, *answer], staged[BEHIND], wanted=len(answer)),
     ])  # fmt: skip
     measured: dict[str, Any] = {"prompt_tokens": len(prompt)}
     for (place, one), (whole, *others) in zip(staged.items(), logits, strict=True):
         # The prompt's last token is read exactly under all cells: its logits, the first, are equal.
-        said, first = slice(-len(answer), None), max(1, len(whole) - len(answer))
+        first = 1 if place == IN else 0
         measured[place] = {
-            "whole": int(found(whole[said], answer)),
+            "whole": int(found(whole, answer)),
             "cells": {
                 cell.name: [
-                    cell.stored, cell.read(config.head_size), int(found(each[said], answer)),
+                    cell.stored, cell.read(config.head_size), int(found(each, answer)),
                     divergence(whole[first:], each[first:]), *shares,
                 ]
                 for cell, each, shares in zip(every, others, one.shares, strict=True)
@@ -168,17 +171,23 @@ def measure(run: Run, kept: Records) -> None:
     model = open_study_model(run.model, LONGEST, run.checkpoint)
 
     def of_key(key: Mapping[str, Any]) -> dict[str, Any]:
-        return hidden(model, key["length"], key["depth"], key["index"])
+        return hidden(model, key["length"], key["depth"], key["index"], key["cells"])
 
-    measure_lacking(run, kept, keys(model, run), of_key)
+    measure_lacking(run, kept, keys(model, run, kept.all), of_key)
 
 
-def keys(model: StudyModel, run: Run) -> Iterator[Mapping[str, Any]]:
-    """Yield the keys of all measurements, in an order that leaves a stopped run with about as many of each kind."""
-    needles = run.count or NEEDLES
+def keys(model: StudyModel, run: Run, known: Sequence[Record] = ()) -> Iterator[Mapping[str, Any]]:
+    """Yield the keys of all measurements, in an order that leaves a stopped run with about these shares of lengths.
+
+    A needle that is known is asked for under the cells that its records lack.
+    """
     names = [cell.name for cell in cells(model.decoder.config, max(LENGTHS))]
-    head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, "output": OUTPUT, "cells": names}
-    for index in range(needles):
+    head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, "output": OUTPUT}
+    for index in range(run.count or NEEDLES):
         for length, share in LENGTHS.items():
-            if index < (needles if run.long else max(1, round(share * needles))):
-                yield {**head, "length": length, "depth": depth_of(index), "index": index}
+            share = 1.0 if run.long else share
+            if int((index + 1) * share) > (place := int(index * share)):
+                needle = {**head, "length": length, "depth": depth_of(place), "index": place}
+                measured = {name for one in of_kind(known, **needle) for name in one["key"]["cells"]}
+                if lacking := [name for name in names if name not in measured]:
+                    yield {**needle, "cells": lacking}

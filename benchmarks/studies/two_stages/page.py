@@ -4,79 +4,38 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 from benchmarks.page import paragraph, plot, table, written_by
 from benchmarks.studies.figures import LineAxes, Panel, Stack, lines, stacked
 from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import Record, measured_on
 from benchmarks.studies.study import Study, Written, image
-from benchmarks.studies.two_stages import lengths, own_token, remainders
-from benchmarks.studies.two_stages.cells import BUDGETS, HALF, MEMORIES, PUBLISHED, WIDE, Cell, First, Second
-from benchmarks.studies.two_stages.measure import BEHIND, BEST, FIELDS, IN, NAME, SINKS, TASK, measure
+from benchmarks.studies.two_stages import budgets, lengths, own_token, remainders, steps
+from benchmarks.studies.two_stages.cells import BUDGETS, HALF, MEMORIES, PUBLISHED, WIDE, First, Second
+from benchmarks.studies.two_stages.measure import BEST, FIELDS, IN, NAME, SINKS, TASK, measure
+from benchmarks.studies.two_stages.measured import (
+    PLACES,
+    Measured,
+    alone,
+    by_needle,
+    derived,
+    interval,
+    nats,
+    selecting,
+    with_stage_2,
+)
 
-PLACES = (IN, BEHIND)
 MOST = MEMORIES[0]
 """Pairs of a memory that equals one of BUDGETS, so that stage 1 alone reads as much as a policy with that budget."""
-
-
 ROUNDING = 2
 """Pairs that cells of one memory may differ by, since pages divide it with a remainder."""
 LIMITS = (0.1, 0.5)
 """Nats of divergence that are near the whole cache, and not far."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One place of the question in some records."""
-
-    records: Sequence[Record]
-    place: str
-
-    def values(self, cell: Cell, name: str) -> list[float]:
-        """One of FIELDS, a value for each needle; found: of those that the whole cache finds."""
-        return [
-            one["measured"][self.place]["cells"][cell.name][FIELDS.index(name)]
-            for one in self.records
-            if name != "found" or one["measured"][self.place]["whole"]
-        ]
-
-    def all(self) -> dict[str, list[list[float]]]:
-        """FIELDS of every cell, a row for each needle."""
-        names = self.records[0]["measured"][self.place]["cells"]
-        return {name: [one["measured"][self.place]["cells"][name] for one in self.records] for name in names}
-
-    def mean(self, cell: Cell, name: str) -> float:
-        """Its mean."""
-        return statistics.fmean(self.values(cell, name))
-
-    def estimate(self, cell: Cell) -> Estimate:
-        """Its divergence with an interval."""
-        return Estimate.of(self.values(cell, "divergence"))
-
-    def less(self, one: Cell, other: Cell, name: str = "divergence") -> Estimate:
-        """Return the difference of two cells, needle by needle."""
-        return Estimate.of([a - b for a, b in zip(self.values(one, name), self.values(other, name), strict=True)])
-
-
-def alone(first: First, size: int) -> Cell:
-    """Return the cell of stage 1 alone with a memory."""
-    return Cell(first, size, size=size)
-
-
-def with_stage_2(first: First, share: str, size: int) -> Cell:
-    """Return the cell of both stages with a memory; its numbers are in the records."""
-    return Cell(first, 0, Second("hybrid"), share, size)
-
-
-def derived(policy: str, budget: int, rule: Second | None = None, first: First = PUBLISHED) -> Cell:
-    """Return the cell of a policy at a budget; `rule` replaces its stage 2, and `first` its stage 1."""
-    return Cell(first, 0, rule or Second("hybrid"), policy, budget)
-
-
 def page(records: Sequence[Record]) -> Written:
     """Write the page."""
+    every, records = records, by_needle(records)
     both = [Measured(records, place) for place in PLACES]
     head = records[0]["key"]
     counts = {size: sum(one["key"]["length"] == size for one in records) for size in lengths_of(records)}
@@ -90,7 +49,17 @@ def page(records: Sequence[Record]) -> Written:
             "([accuracy](../accuracy-smollm2.md)). This study attributes what is lost to the two stages. The needle is "
             "asked for in the prompt, so that stage 1 sees the question, or behind it, after stage 1 has chosen."
         ),
-        overview([_kept(both), _easier(both), _outperforms(both), _kernels(both), _selections(both), _memory(both)]),
+        overview(
+            [
+                _kept(both),
+                _easier(both),
+                _outperforms(both),
+                _kernels(both),
+                _selections(both),
+                _memory(both),
+                budgets.last_tokens(both),
+            ]
+        ),
         paragraph(
             "Differences are means over needles. *Nats* are the divergence of the next token's distribution from the "
             "whole cache's, along the true answer: 0 is the whole cache, and lower is better."
@@ -100,6 +69,7 @@ def page(records: Sequence[Record]) -> Written:
         _losses(both),
         "## Which setting to take",
         *_proposal(both),
+        *budgets.sections(both, STUDY.path),
         "## Equal bytes in memory",
         plot(image(NAME, "memory"), STUDY.path),
         paragraph(
@@ -113,6 +83,12 @@ def page(records: Sequence[Record]) -> Written:
         own_token.section(),
         "## By length",
         _by_length(records),
+        paragraph(
+            "Stage 1 alone with the paper's three kernels (and 17), mean of all memories, in nats with intervals of "
+            "95 %:"
+        ),
+        _kernels_by_length(records),
+        steps.section(),
         lengths.section(),
         "## How it was measured",
         paragraph(
@@ -124,24 +100,20 @@ def page(records: Sequence[Record]) -> Written:
             f"layers, "
             "then needles. Needles count as found if every token of the number is the likeliest one. Intervals are a "
             "bootstrap over needles. The paper has models of 7B and 8B parameters, and RULER and LongBench. "
-            f"{measured_on(records, NAME)}."
+            f"{measured_on(every, NAME)}."
         ),
     ]
-    images = {image(NAME, "attention"): _attention_plot(both), image(NAME, "memory"): _memory_plot(both)}
+    images = {
+        image(NAME, "attention"): _attention_plot(both),
+        image(NAME, "memory"): _memory_plot(both),
+        image(NAME, "budgets"): budgets.picture(both),
+    }
     return Written("\n\n".join(parts) + "\n", images)
 
 
 def lengths_of(records: Sequence[Record]) -> list[int]:
     """Return the lengths of prompts, ascending."""
     return sorted({one["key"]["length"] for one in records})
-
-
-def _nats(one: Estimate) -> str:
-    return f"{one.mean:+.2f} nats ({one.low:+.2f} to {one.high:+.2f})"
-
-
-def _interval(one: Estimate) -> str:
-    return f"{one.mean:.2f} ({one.low:.2f} to {one.high:.2f})"
 
 
 def _kept(both: Sequence[Measured]) -> Finding:
@@ -158,11 +130,11 @@ def _kept(both: Sequence[Measured]) -> Finding:
 
 
 def _easier(both: Sequence[Measured]) -> Finding:
-    less = [one.less(derived("rocketkv", MOST), derived("hybrid", MOST, first=First())) for one in both]
+    less = [one.less(derived("rocketkv", MOST), selecting("hybrid", MOST)) for one in both]
     return Finding(
         'Selecting among what is left "significantly" lowers "the prediction difficulty" (section 3.1)',
         f"budget {MOST}, beside hybrid attention over the whole prompt: "
-        + "; ".join(f"question {one.place} {_nats(gain)}" for one, gain in zip(both, less, strict=True)),
+        + "; ".join(f"question {one.place} {nats(gain)}" for one, gain in zip(both, less, strict=True)),
         less[0].count,
         verdict(*(one.high < 0 for one in less)),
     )
@@ -171,7 +143,8 @@ def _easier(both: Sequence[Measured]) -> Finding:
 def _outperforms(both: Sequence[Measured]) -> Finding:
     rivals = {
         "its stage 1 alone": alone(PUBLISHED, MOST), "stage 1 with pool 17": alone(WIDE, MOST),
-        "TOVA": alone(First("tova"), MOST), "Quest": derived("quest-matched", MOST, first=First()),
+        "TOVA": alone(First("tova"), MOST), "Quest": selecting("quest-matched", MOST),
+        "SparQ": selecting("sparq", MOST),
     }  # fmt: skip
     less = [
         (one.place, name, one.less(derived("rocketkv", MOST), cell)) for one in both for name, cell in rivals.items()
@@ -180,30 +153,25 @@ def _outperforms(both: Sequence[Measured]) -> Finding:
         'At an equal token budget RocketKV "consistently outperforms all other methods" (section 4.2)',
         f"budget {MOST} of pairs read: "
         + "; ".join(
-            f"question {place}, beside " + ", ".join(f"{name} {_nats(gain)}" for at, name, gain in less if at == place)
+            f"question {place}, beside " + ", ".join(f"{name} {nats(gain)}" for at, name, gain in less if at == place)
             for place in PLACES
         ),
-        less[0][2].count,
+        min(gain.count for _, _, gain in less),
         verdict(*(gain.high < 0 for _, _, gain in less)),
     )
 
 
 def _kernels(both: Sequence[Measured]) -> Finding:
-    def nats(one: Measured, kernel: int) -> list[float]:
-        """Means over memories, a value for each needle."""
-        cells = [alone(First("votes", 32, kernel), size) for size in MEMORIES]
-        return [
-            statistics.fmean(sizes) for sizes in zip(*(one.values(each, "divergence") for each in cells), strict=True)
-        ]
-
     less = {
-        (one.place, kernel): Estimate.of([a - b for a, b in zip(nats(one, 63), nats(one, kernel), strict=True)])
+        (one.place, kernel): Estimate.of(
+            [a - b for a, b in zip(_means_over_memories(one, 63), _means_over_memories(one, kernel), strict=True)]
+        )
         for one in both
         for kernel in (7, 511, 17)
     }
     said = "; ".join(
         f"question {place}, beside "
-        + ", ".join(f"kernel {kernel} {_nats(gain)}" for (at, kernel), gain in less.items() if at == place)
+        + ", ".join(f"kernel {kernel} {nats(gain)}" for (at, kernel), gain in less.items() if at == place)
         for place in PLACES
     )
     return Finding(
@@ -215,15 +183,24 @@ def _kernels(both: Sequence[Measured]) -> Finding:
 
 
 def _selections(both: Sequence[Measured]) -> Finding:
-    hybrid, quest = (partial(derived, name, first=First()) for name in ("hybrid", "quest-matched"))
-    less = [(one.place, budget, one.less(hybrid(budget), quest(budget))) for one in both for budget in BUDGETS]
+    less = {
+        (one.place, name, budget): one.less(selecting("hybrid", budget), selecting(policy, budget))
+        for one in both
+        for name, policy in (("Quest", "quest-matched"), ("SparQ", "sparq"))
+        for budget in BUDGETS
+    }
+    said = "; ".join(
+        f"question {place}, beside {name} "
+        + ", ".join(f"at {budget} {nats(less[place, name, budget])}" for budget in BUDGETS)
+        for place in PLACES
+        for name in ("Quest", "SparQ")
+    )
     return Finding(
         'Alone, "hybrid attention consistently outperforms Quest and SparQ, especially at low token budgets" '
         "(section 4.4.3, figure 8)",
-        "beside Quest (SparQ was not asked): "
-        + "; ".join(f"question {place}, budget {budget} {_nats(gain)}" for place, budget, gain in less),
-        less[0][2].count,
-        verdict(*(gain.high < 0 for _, _, gain in less)),
+        f"by token budget: {said}",
+        min(gain.count for gain in less.values()),
+        verdict(*(gain.high < 0 for gain in less.values())),
     )
 
 
@@ -237,7 +214,7 @@ def _memory(both: Sequence[Measured]) -> Finding:
         "This project's question: at equal bytes in memory, are both stages better than the first alone?",
         "1/2 read, beside stage 1 alone of the same pool (at 1,024 pairs [the prompt's last "
         "page](#the-prompts-last-page) counts too): "
-        + "; ".join(f"question {place}, {size:,} pairs {_nats(gain)}" for place, size, gain in less),
+        + "; ".join(f"question {place}, {size:,} pairs {nats(gain)}" for place, size, gain in less),
         less[0][2].count,
         verdict(*(gain.high < 0 for _, _, gain in less)),
     )
@@ -248,7 +225,7 @@ def _losses(both: Sequence[Measured]) -> str:
     for one in both:
         own = derived("rocketkv", MOST)
         steps = [derived("rocketkv", MOST, Second()), derived("rocketkv", MOST, Second("exact")), own]
-        evicted, fewer, guessed = (_interval(one.estimate(cell)) for cell in steps)
+        evicted, fewer, guessed = (interval(one.estimate(cell)) for cell in steps)
         kept, read = one.mean(own, "attention_kept"), one.mean(own, "attention_read")
         said.append(
             f"question {one.place}, {100 * (1 - kept):.0f} % of attention is evicted and {100 * (kept - read):.0f} % "
@@ -263,6 +240,7 @@ def _losses(both: Sequence[Measured]) -> str:
 
 def _proposal(both: Sequence[Measured]) -> list[str]:
     rows = []
+    both = [one.under(one.all()) for one in both]
     for one in both:
         cells = {name: [statistics.fmean(column) for column in zip(*values, strict=True)]
                  for name, values in one.all().items() if "| exact" not in name}  # fmt: skip
@@ -271,7 +249,7 @@ def _proposal(both: Sequence[Measured]) -> list[str]:
             chosen = [fewest(near, at) for at in (0, 1) if near]
             shown = [
                 f"{shown_name(name)}: {near[name][0]:,.0f} stored, {near[name][1]:,.0f} read, "
-                f"{_interval(Estimate.of([values[3] for values in one.all()[name]]))} nats"
+                f"{interval(Estimate.of([values[3] for values in one.all()[name]]))} nats"
                 for name in chosen
             ]
             rows.append([one.place, f"{limit}", *(shown or ["none", "none"])])
@@ -305,7 +283,7 @@ def shown_name(name: str) -> str:
 def _attention_plot(both: Sequence[Measured]) -> bytes:
     shown = {
         **{f"rocketkv, {budget}": derived("rocketkv", budget) for budget in BUDGETS},
-        **{f"hybrid alone, {budget}": derived("hybrid", budget, first=First()) for budget in BUDGETS},
+        **{f"hybrid alone, {budget}": selecting("hybrid", budget) for budget in BUDGETS},
         f"1/2 read, {MEMORIES[1]}": with_stage_2(PUBLISHED, HALF, MEMORIES[1]),
         f"stage 1 alone, {MEMORIES[1]}": alone(PUBLISHED, MEMORIES[1]),
         f"TOVA, {MEMORIES[1]}": alone(First("tova"), MEMORIES[1]),
@@ -348,20 +326,20 @@ def _memory_plot(both: Sequence[Measured]) -> bytes:
 
 
 def _cells_table(both: Sequence[Measured]) -> str:
-    names = both[0].records[0]["measured"][IN]["cells"]
     rows = []
-    for name in sorted(names, key=lambda one: int(one.rsplit("|", 1)[1])):
-        row = [shown_name(name)]
+    for name in sorted(both[0].all(), key=lambda one: int(one.rsplit("|", 1)[1])):
+        row = [shown_name(name), f"{len(both[0].all()[name])}"]
         for one in both:
-            values = one.all()[name]
-            known = [each["measured"][one.place]["cells"][name][2] for each in one.records
+            asked = one.under([name])
+            values = asked.all()[name]
+            known = [each["measured"][one.place]["cells"][name][2] for each in asked.records
                      if each["measured"][one.place]["whole"]]  # fmt: skip
             mean = [statistics.fmean(column) for column in zip(*values, strict=True)]
             if one.place == IN:
                 row += [f"{mean[0]:,.0f}", f"{mean[1]:,.0f}"]
             row += [f"{sum(known)}/{len(known)}", f"{mean[3]:.2f}", *(f"{100 * share:.0f}" for share in mean[4:])]
         rows.append(row)
-    heads = ["cell", "stored", "read"]
+    heads = ["cell", "n", "stored", "read"]
     heads += [f"{name}, {place.split()[0]}" for place in PLACES
               for name in ("found", "nats", "attention kept", "read", "best kept", "read")]  # fmt: skip
     return table(heads, rows)
@@ -369,7 +347,7 @@ def _cells_table(both: Sequence[Measured]) -> str:
 
 def _by_length(records: Sequence[Record]) -> str:
     rows = []
-    own, first, whole = derived("rocketkv", MOST), alone(PUBLISHED, MOST), derived("hybrid", MOST, first=First())
+    own, first, whole = derived("rocketkv", MOST), alone(PUBLISHED, MOST), selecting("hybrid", MOST)
     for length in lengths_of(records):
         some = [one for one in records if one["key"]["length"] == length]
         for place in PLACES:
@@ -383,6 +361,23 @@ def _by_length(records: Sequence[Record]) -> str:
              "hybrid alone: nats", "rocketkv: attention kept, %", "read, %", "best kept, %",
              "best read, %")  # fmt: skip
     return table(heads, rows)
+
+
+def _kernels_by_length(records: Sequence[Record]) -> str:
+    kernels = (7, 17, 63, 511)
+    rows = []
+    for length in lengths_of(records):
+        for place in PLACES:
+            at = Measured([one for one in records if one["key"]["length"] == length], place)
+            found = [Estimate.of(_means_over_memories(at, kernel)) for kernel in kernels]
+            rows.append([f"{length:,}", place, str(found[0].count), *map(interval, found)])
+    return table(("tokens", "question", "n", *(f"kernel {kernel}" for kernel in kernels)), rows)
+
+
+def _means_over_memories(one: Measured, kernel: int) -> list[float]:
+    """Return the mean divergence over memories of stage 1 alone, a value for each needle."""
+    cells = [alone(First("votes", 32, kernel), size) for size in MEMORIES]
+    return [statistics.fmean(sizes) for sizes in zip(*(one.values(each, "divergence") for each in cells), strict=True)]
 
 
 STUDY = Study(NAME, measure, page)

@@ -7,10 +7,11 @@ import torch
 
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run
-from benchmarks.studies.two_stages import measure, own_token, remainders
+from benchmarks.studies.two_stages import measure, own_token, remainders, steps
 from benchmarks.studies.two_stages.cells import PUBLISHED, Cell, First, Second, cells
 from benchmarks.studies.two_stages.lengths import Step, first_length
 from benchmarks.studies.two_stages.measure import Staged, counted, divergence
+from benchmarks.studies.two_stages.measured import Measured, by_needle
 from benchmarks.studies.two_stages.page import fewest, page
 from benchmarks.studies.watched import Branch, WatchedDecoder
 from kvc_trt import policies
@@ -28,6 +29,8 @@ OF_POLICIES = [
     ("rocketkv", Cell(VOTES, 21, Second("hybrid", 4, 6, 9)), {**STAGES, "page_size": 4, "top_r": 6, "top_k": 9}),
     ("hybrid", Cell(First(), 40, Second("hybrid", 3, 5, 8)), {"page_size": 3, "top_r": 5, "top_k": 8}),
     ("quest-matched", Cell(First(), 40, Second("hybrid", 4, 16, 8)), {"page_size": 4, "top_k": 8}),
+    ("hybrid", Cell(First(), 40, Second("hybrid", 3, 5, 8, 3)), {"page_size": 3, "top_r": 5, "top_k": 8, "recent": 3}),
+    ("quest-matched", Cell(First(), 40, Second("hybrid", 4, 16, 8, 4)), {"page_size": 4, "top_k": 8, "recent": 4}),
     ("exact-topk-group", Cell(First(), 40, Second("exact", read=16)), {}),
     ("sparq", Cell(First(), 40, Second("sparq", channels=5, read=9, recent=1)), {"top_r": 5, "top_k": 8}),
 ]
@@ -92,9 +95,42 @@ def test_cells_of_one_size_store_no_more_than_it_and_have_their_own_names():
             assert one.size - 2 <= one.stored <= one.size
 
 
+def test_lengths_of_needles_have_their_shares_wherever_a_run_stops(study_model, monkeypatch):
+    monkeypatch.setattr(measure, "LENGTHS", {200: 1.0, 400: 0.25, 800: 0.05})
+    of = [(key["length"], key["index"]) for key in measure.keys(study_model, Run(count=20))]
+    assert of[:5] == [(200, 0), (200, 1), (200, 2), (200, 3), (400, 0)]
+    assert of[-3:] == [(200, 19), (400, 4), (800, 0)]
+    assert len(of) == 26
+
+
+def test_a_known_needle_is_asked_for_under_the_cells_that_it_lacks(study_model, monkeypatch):
+    monkeypatch.setattr(measure, "LENGTHS", {200: 1.0})
+    first, second = measure.keys(study_model, Run(count=2))
+    known = {**first, "cells": first["cells"][:-2]}
+    again = list(measure.keys(study_model, Run(count=2), [{"key": known}, {"key": second}]))
+    assert again == [{**first, "cells": first["cells"][-2:]}]
+
+
+def test_a_needle_of_several_records_has_the_cells_of_all_and_cells_are_compared_where_both_are():
+    def record(index, **cells):
+        of = {place: {"whole": 1, "cells": dict(cells)} for place in (measure.IN, measure.BEHIND)}
+        return {"key": {"length": 200, "index": index}, "measured": of}
+
+    def nats(value):
+        return [0, 0, 1, value, 0, 0, 0, 0]
+
+    one, other = Cell(First(), 1, setting="a"), Cell(First(), 1, setting="b")
+    of = [record(0, **{one.name: nats(0.5)}), record(1, **{one.name: nats(0.1)}), record(0, **{other.name: nats(0.2)})]
+    measured = Measured(by_needle(of), measure.IN)
+    assert len(measured.records) == 2
+    assert measured.values(one, "divergence") == [0.5, 0.1]
+    assert measured.differences(one, other) == [0.5 - 0.2]
+    assert len(measured.under([other.name]).records) == 1
+
+
 def test_attention_shares_match_hand_computed_values():
-    # One group of two heads, one step, four tokens; tokens 1 and 3 are kept, token 3 is read.
-    whole = torch.tensor([[[[0.0, 0.4, 0.3, 0.3]], [[0.0, 0.2, 0.2, 0.1]]]])
+    # One group of two heads, whose sums these are, one step, four tokens; tokens 1 and 3 are kept, token 3 is read.
+    whole = torch.tensor([[[0.0, 0.4 + 0.2, 0.3 + 0.2, 0.3 + 0.1]]])
     kept, mask, best = torch.tensor([[1, 3]]), torch.tensor([[[False, True]]]), torch.tensor([[[1, 2]]])
     # Kept: 0.4 + 0.3 + 0.2 + 0.1 of 1.5; read: 0.3 + 0.1. Of the best, 1 and 2, one is kept and none read.
     assert counted(whole, kept, mask, best).tolist() == pytest.approx([1 / 1.5, 0.4 / 1.5, 0.5, 0.0])
@@ -153,6 +189,18 @@ def test_shares_by_place_of_a_step_match_hand_computed_values():
     assert own_token.split(of, "nats", begins=False) == [0.1, 0.2]
 
 
+def test_shares_of_the_whole_cache_s_step_match_hand_computed_values():
+    read, time = "cache_bytes_read_per_step_modelled", "median_itl_ms"
+    row = steps.row_of({
+        "policy": "hybrid",
+        "engine": {read: 3 << 20, time: 30.0, "min_itl_ms": 25.0},
+        "dense": {read: 12 << 20, time: 40.0},
+        "peak": {"peak_bytes": 50 << 20, "peak_share_of_dense": 1.25, "peak_with_weights_share_of_dense": 1.1,
+                 "state_modelled_share_of_dense": 1.2},
+    })  # fmt: skip
+    assert row == ["`hybrid`", "50", "125", "110", "120", "3.0", "25", "30 (25)", "75"]
+
+
 @pytest.fixture(scope="module")
 def records(study_model, tmp_path_factory):
     """Two needles in short prompts of a shipped model, as a run writes them."""
@@ -162,7 +210,7 @@ def records(study_model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "LENGTHS", {200: 1.0})
         for key in measure.keys(study_model, Run(count=2)):
-            kept.add(key, measure.hidden(study_model, key["length"], key["depth"], key["index"]))
+            kept.add(key, measure.hidden(study_model, key["length"], key["depth"], key["index"], key["cells"]))
     return kept.all
 
 
@@ -186,8 +234,8 @@ def test_no_more_is_read_than_kept_and_no_more_kept_than_there_is(records):
 def test_the_page_begins_with_what_the_paper_says_and_has_its_plots(records):
     written = page(records)
     rows = [line for line in written.text.splitlines() if line.startswith("| ") and "| **" in line]
-    assert len(rows) == 6
-    assert len(written.images) == 2
+    assert len(rows) == 7
+    assert len(written.images) == 3
     for path, content in written.images.items():
         assert content.startswith(b"\x89PNG")
         assert f"/studies/{path.name})" in written.text

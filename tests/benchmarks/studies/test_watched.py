@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from benchmarks.studies.watched import Recent, WatchedDecoder
+from benchmarks.studies.watched import Branch, Recent, Sampling, WatchedDecoder
 from kvc_trt import policies
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.reference.model.decoder import ReferenceDecoder
@@ -63,3 +64,35 @@ def test_text_behind_a_divided_cache_has_the_logits_of_the_policy(watched, weigh
         first, cache = decoder.prefill(torch.tensor([TEXT]), torch.tensor([len(TEXT)]))
         steps = [decoder.decode(torch.tensor([token]), cache) for token in FOLLOWING[:-1]]
         torch.testing.assert_close(logits, torch.cat([first, *steps]), atol=1e-5, rtol=1e-5)
+
+
+def test_answers_come_with_the_attention_of_prompt_and_answer_read_at_once(study_model):
+    prompts = [study_model.tokenizer.encode(text) for text in ("The door is blue. Which", "A")]
+    answered = study_model.answers(prompts, Sampling(6, at_least=6), seed=0)
+    for prompt, one in zip(prompts, answered, strict=True):
+        layers = []
+        study_model.decoder.watch([*prompt, *one.tokens], layers.append)
+        assert len(one.tokens) == 6
+        assert len(one.layers) == len(layers)
+        for found, expected in zip(one.layers, layers, strict=True):
+            torch.testing.assert_close(found.query, expected.query, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(found.keys, expected.keys, atol=1e-4, rtol=1e-4)
+
+
+def test_an_answer_that_ends_early_has_no_later_tokens_in_its_attention(study_model, monkeypatch):
+    prompts = [study_model.tokenizer.encode(text) for text in ("The door is blue. Which", "A")]
+    long = study_model.answers(prompts, Sampling(6, at_least=6), seed=0)
+    end = long[0].tokens[2]
+    assert end not in long[0].tokens[:2]
+    config = dataclasses.replace(study_model.decoder.config, eos_token_ids=(end,))
+    monkeypatch.setattr(study_model.decoder, "config", config)
+    short = study_model.answers(prompts, Sampling(6), seed=0)
+    assert short[0].tokens == long[0].tokens[:2]
+    assert [one.query.shape[1] for one in short[0].layers] == [len(prompts[0]) + 2] * len(short[0].layers)
+
+
+def test_the_last_logits_alone_are_those_of_all(watched):
+    (every,) = watched.branches(TEXT, [Branch(30, FOLLOWING, Recent([(9, 9, 9), (12, 12, 12)], 2))])
+    (last,) = watched.branches(TEXT, [Branch(30, FOLLOWING, Recent([(9, 9, 9), (12, 12, 12)], 2), wanted=3)])
+    for one, other in zip(every, last, strict=True):
+        torch.testing.assert_close(one[-3:], other, atol=1e-5, rtol=1e-5)

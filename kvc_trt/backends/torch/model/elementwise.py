@@ -45,29 +45,30 @@ def added_and_normed(
 
 def rotated_heads(
     joined: Tensor, cos: Tensor, sin: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, heads: tuple[int, int],
-    epsilon: float, q_scale: Tensor | None = None, apart: bool = False,
+    epsilon: float, q_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Split the product [N,(H+2G)*D] of the joined matrix into contiguous queries [N,H,D], keys, values [N,G,D].
 
-    Queries and keys are normed if the model norms them, each head or all of them together (as wide as the norm is), or
-    each `apart` with weights of its own; queries are multiplied by `q_scale` [D], and both are rotated in float32: cos,
-    sin [N,D/2]; heads (H, G).
+    Queries and keys are normed if the model norms them: each head (weights [D]), all of them together ([heads*D]), or
+    each with weights of its own ([heads,D]). Queries are multiplied by `q_scale` [D], and both are rotated in float32:
+    cos, sin [N,D/2]; heads (H, G).
     """
     size = 2 * cos.shape[-1]
     query, keys, values = torch.split(joined.view(len(joined), -1, size), [heads[0], heads[1], heads[1]], dim=1)
     if q_norm is not None and k_norm is not None:
-        query, keys = (
-            _normed_heads(part, weight, epsilon, apart=apart) for part, weight in ((query, q_norm), (keys, k_norm))
-        )
+        query, keys = _normed_heads(query, q_norm, epsilon), _normed_heads(keys, k_norm, epsilon)
     if q_scale is not None:
         query = query * q_scale
     return _rotated(query, cos, sin), _rotated(keys, cos, sin), values.contiguous()
 
 
-def _normed_heads(x: Tensor, weight: Tensor, epsilon: float, *, apart: bool) -> Tensor:
-    """Apply the norm to each head of x [N,heads,D], or to all of them if the weights are as many; apart: LayerNorm."""
-    if apart:
-        return functional.layer_norm(x, (x.shape[-1],), None, None, epsilon) * weight.view(x.shape[1:])
+def _normed_heads(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Apply the norm to each head of x [N,heads,D], or to all of them if the weights are as many.
+
+    With weights [heads,D] it is LayerNorm, each head with its own.
+    """
+    if weight.dim() == 2:
+        return functional.layer_norm(x, (x.shape[-1],), None, None, epsilon) * weight
     if len(weight) == x.shape[-1]:
         return normed(x, weight, epsilon)
     return normed(x.flatten(1), weight, epsilon).view(x.shape)

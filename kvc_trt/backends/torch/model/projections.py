@@ -142,9 +142,10 @@ class Projections:
     def _split(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project N normed tokens to queries [N,H,D], keys and values [N,G,D], rotated to their positions."""
         weights = self._weights.layers[layer]
-        norms = weights.get("self_attn.q_norm.weight"), weights.get("self_attn.k_norm.weight")
-        apart = self.config.description.norms.heads == "apart"
-        constants = self._heads, self.config.norm_epsilon, self._query_scales[layer], apart
+        norms = [weights.get(f"self_attn.{name}_norm.weight") for name in "qk"]
+        if self.config.description.norms.heads == "apart":
+            norms = [norm.view(-1, self.config.head_size) for norm in norms if norm is not None]
+        constants = self._heads, self.config.norm_epsilon, self._query_scales[layer]
         return self._run.rotated_heads(self._join(layer, x), cos, sin, *norms, *constants)
 
     def _join(self, layer: int, x: Tensor) -> Tensor:
