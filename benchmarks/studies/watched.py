@@ -153,8 +153,10 @@ class WatchedDecoder(ReferenceDecoder):
             return super()._attend_prompt(index, weights, hidden)
         # Exact attention too, by PyTorch's own operator: in half of the time.
         row = self._project(index, weights, hidden, torch.arange(len(hidden)))
-        parts = (part.transpose(0, 1)[None] for part in row[:3])
-        attended = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+        query, keys, values = (part.transpose(0, 1)[None] for part in row[:3])
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query, keys, values, is_causal=True, enable_gqa=True
+        )
         return row, self._after_attention(weights, hidden, attended[0].transpose(0, 1))
 
     def _step(self, weights: Weights, layer: WatchedLayer, values: Tensor, branch: Branch, streams: Tensor) -> Tensor:
@@ -180,10 +182,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor
     """
     groups, of_group = len(keys), query.shape[1] // len(keys)
     grouped = query.transpose(0, 1).unflatten(0, (groups, of_group))
-    tables = (one[:, None].expand(-1, of_group, -1, -1) for one in (keys, values))
+    keys, values = (one[:, None].expand(-1, of_group, -1, -1) for one in (keys, values))
     # By head [H,M,T] the mask is [G,g,M,T], by KV head [G,1,M,T]: both broadcast.
     mask = seen if seen.ndim == 2 else seen.unflatten(0, (groups, -1))
-    read = torch.nn.functional.scaled_dot_product_attention(grouped, *tables, attn_mask=mask)
+    read = torch.nn.functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
     return read.flatten(0, 1).transpose(0, 1)
 
 

@@ -104,7 +104,7 @@ def swept(model: StudyModel, settings: Settings, index: int) -> dict[str, Any]:
     divided = [division(layers, budget, share, n) for share in SHARES]
     caches = Together(Recent([everything], 0), *(Recent(divided, sinks) for sinks in POLICIES.values()))
     whole, *others = (surprise(one, following) for one in model.decoder.along(prompt, following, caches))
-    found = {"prompt_tokens": n, "summary_tokens": len(following), WHOLE: whole}
+    found: dict[str, Any] = {"prompt_tokens": n, "summary_tokens": len(following), WHOLE: whole}
     for place, name in enumerate(POLICIES):
         found[name] = others[place * len(SHARES) : (place + 1) * len(SHARES)]
     return found

@@ -120,7 +120,7 @@ def _token_shares(scores: Tensor, visible: Tensor, page: int) -> Tensor:
     """Return the softmax over all tokens that a step sees [M,B+M] of their pages' scores, of one token of each page:
     [G,g,M,P] -> [G,g,M,P]."""
     tokens = torch.nn.functional.pad(visible, (0, scores.shape[-1] * page - visible.shape[-1]))
-    count = tokens.unflatten(-1, (-1, page)).sum(dim=-1)
+    count: Tensor = tokens.unflatten(-1, (-1, page)).sum(dim=-1)
     return torch.softmax(scores + count.log(), dim=-1) / count.clamp(min=1)
 
 

@@ -11,7 +11,7 @@ from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import Record, measured_on
 from benchmarks.studies.study import Study, Written, image
 from benchmarks.studies.two_stages import budgets, lengths, own_token, remainders, steps
-from benchmarks.studies.two_stages.cells import BUDGETS, HALF, MEMORIES, PUBLISHED, WIDE, First, Second
+from benchmarks.studies.two_stages.cells import BUDGETS, HALF, MEMORIES, PUBLISHED, WIDE, Cell, First, Second
 from benchmarks.studies.two_stages.measure import BEST, FIELDS, IN, NAME, SINKS, TASK, measure
 from benchmarks.studies.two_stages.measured import (
     PLACES,
