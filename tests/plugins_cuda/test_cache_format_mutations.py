@@ -92,7 +92,7 @@ MUTATIONS = (
     Mutation("every_channel_is_of_group_0", FMA, "min(channel(i) / kGroupChannels, table.groups - 1)", "0"),
     Mutation("the_value_is_the_key", APPEND, "store_shared_vector(of_warp(warp),", "store_shared_vector(key,"),
 )
-MUTANTS = Mutants("src/dense_attention.cu", MUTATIONS, RARELY_INLINED, others=(CALLED,))
+MUTANTS = Mutants("src/dense_attention.cu", MUTATIONS, RARELY_INLINED, others=CALLED)
 
 
 def check(library: KernelLibrary) -> None:

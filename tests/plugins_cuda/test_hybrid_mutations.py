@@ -54,7 +54,7 @@ MUTATIONS = (
     without_barrier("before_runs_are_added", FMA, f"{BARRIER}\n                write"),
     without_barrier("before_partials_are_written_again", FMA, f"chunk, page);\n                {BARRIER}"),
     Mutation("rows_start_where_they_are_aligned", STAGED, "i * to.row + shift", "i * to.row"),
-    Mutation("no_rows_of_zeros", STAGED, "else if (i < to.rows)", "else if (i < channels)"),
+    Mutation("no_rows_of_zeros", STAGED, "else if (i < to.rows && place", "else if (i < channels && place"),
     Mutation("some_rows_are_not_staged", STAGED, "quad += step_) {", "quad += 2 * step_) {"),
     Mutation("halves_of_a_step_change_places", TENSOR_CORE, "word / 2 * 8", "(1 - word / 2) * 8"),
     Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "+ j % 2);", "+ 1 - j % 2);"),
