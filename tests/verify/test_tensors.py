@@ -17,7 +17,6 @@ from onnx import helper
 import kvc_trt
 from kvc_trt import policies
 from kvc_trt.backends.harness import StoredBlock
-from kvc_trt.backends.tensorrt.lowering import passes
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
@@ -96,7 +95,7 @@ def test_a_wrong_rewriting_is_named_at_its_first_tensor(graph, engine, monkeypat
             epsilon.f = 0.5
         return []
 
-    monkeypatch.setattr(passes, "EXECUTABLE_PASSES", (*passes.EXECUTABLE_PASSES, spoil))
+    monkeypatch.setattr(tensor_runners, "EXECUTABLE_PASSES", (*tensor_runners.EXECUTABLE_PASSES, spoil))
     found = failed(engine.verify("tensors", steps=2))
     assert list(found) == [f"{graph}: onnxruntime | lowered"]
     assert f"the first is {changed[0]}" in found[f"{graph}: onnxruntime | lowered"]
