@@ -3,15 +3,15 @@
 Where two experts nearly tie, rounding decides between them, and from there on results differ although neither side is
 wrong. So the engine exposes what its routers read. The reference's rule for experts, applied to that, gives the choice
 that the engine had to make: an operator that makes another one is found by its result. Where this choice is not the
-one that the reference makes on its own activations, their router logits must lie within the bar of logits; the
-reference then goes on from the engine's.
+one that the reference makes on its own activations, their router logits must lie within twice the bar of logits (each
+may be off by the bar); the reference then goes on from the engine's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,13 +28,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.weights import WeightSource
-
-
-class Exposing(Protocol):
-    """An executor with exposed values."""
-
-    def exposed(self, name: str) -> NDArray[Any]:
-        """Return an exposed value of the latest run."""
+    from kvc_trt.verify.codes.stored_tokens import Exposing
 
 
 @dataclass
