@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.page import paragraph, plot, table
-from benchmarks.studies.figures import LineAxes, Panel, lines
 from benchmarks.studies.findings import Estimate, Finding, verdict
 from benchmarks.studies.study import image
 from benchmarks.studies.two_stages.cells import (
@@ -31,6 +30,7 @@ from benchmarks.studies.two_stages.measured import (
     derived,
     interval,
     nats,
+    nats_over,
     selecting,
     with_stage_2,
 )
@@ -164,13 +164,4 @@ def picture(both: Sequence[Measured]) -> bytes:
     both = _asked(both)
     shown = {name: [cell_of(name, budget) for budget in BUDGETS] for name in POLICIES}
     shown[f"hybrid, recent {RECENT}"] = [recent(cell) for cell in shown["hybrid"]]
-    panels = [
-        Panel(f"question {one.place}", {
-            name: [one.mean(cell, "divergence") for cell in cells] for name, cells in shown.items()
-        })
-        for one in both
-    ]  # fmt: skip
-    most = max(value for panel in panels for line in panel.lines.values() for value in line if value is not None)
-    axes = LineAxes("token budget: pairs read by a step", "nats from the whole cache", ticks=BUDGETS,
-                    limits=(-0.03 * most, max(0.1, 1.05 * most)), nested=True)  # fmt: skip
-    return lines(f"Equal token budgets, mean of {len(both[0].records)} needles", panels, axes)
+    return nats_over(BUDGETS, "token budget: pairs read by a step", "Equal token budgets", shown, both)

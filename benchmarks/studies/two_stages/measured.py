@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.studies.figures import LineAxes, Panel, lines
 from benchmarks.studies.findings import Estimate
 from benchmarks.studies.records import Record
 from benchmarks.studies.two_stages.cells import PUBLISHED, Cell, First, Second, SecondRule
@@ -100,6 +101,22 @@ def derived(policy: str, budget: int, rule: Second | None = None, first: First =
 def selecting(policy: str, budget: int) -> Cell:
     """Return the cell of a policy that keeps the whole prompt."""
     return derived(policy, budget, Second(RULES.get(policy, "hybrid")), First())
+
+
+def nats_over(
+    sizes: Sequence[int], of: str, title: str, shown: Mapping[str, Sequence[Cell]], both: Sequence[Measured]
+) -> bytes:
+    """Draw the mean divergence of each line's cells over `sizes`, numbers `of` something; a panel for each place."""
+    panels = [
+        Panel(f"question {one.place}", {
+            name: [one.mean(cell, "divergence") for cell in cells] for name, cells in shown.items()
+        })
+        for one in both
+    ]  # fmt: skip
+    most = max(value for panel in panels for line in panel.lines.values() for value in line if value is not None)
+    axes = LineAxes(of, "nats from the whole cache", ticks=sizes, limits=(-0.03 * most, max(0.1, 1.05 * most)),
+                    nested=True)  # fmt: skip
+    return lines(f"{title}, mean of {len(both[0].records)} needles", panels, axes)
 
 
 def nats(one: Estimate) -> str:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.page import paragraph, plot, table, written_by
-from benchmarks.studies.figures import LineAxes, Panel, Stack, lines, stacked
+from benchmarks.studies.figures import Stack, stacked
 from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import Record, measured_on
 from benchmarks.studies.study import Study, Written, image
@@ -21,6 +21,7 @@ from benchmarks.studies.two_stages.measured import (
     derived,
     interval,
     nats,
+    nats_over,
     selecting,
     with_stage_2,
 )
@@ -313,16 +314,8 @@ def _memory_plot(both: Sequence[Measured]) -> bytes:
         "pool 63, 1/2 read": lambda size: with_stage_2(PUBLISHED, HALF, size),
         "pool 63, divided": lambda size: with_stage_2(PUBLISHED, "divided", size),
     }
-    panels = [
-        Panel(f"question {one.place}", {
-            name: [one.mean(cell(size), "divergence") for size in MEMORIES] for name, cell in shown.items()
-        })
-        for one in both
-    ]  # fmt: skip
-    most = max(value for panel in panels for line in panel.lines.values() for value in line if value is not None)
-    axes = LineAxes("pairs stored by a KV head, bounds included", "nats from the whole cache", ticks=MEMORIES,
-                    limits=(-0.03 * most, max(0.1, 1.05 * most)), nested=True)  # fmt: skip
-    return lines(f"Equal bytes in memory, mean of {len(both[0].records)} needles", panels, axes)
+    cells = {name: [cell(size) for size in MEMORIES] for name, cell in shown.items()}
+    return nats_over(MEMORIES, "pairs stored by a KV head, bounds included", "Equal bytes in memory", cells, both)
 
 
 def _cells_table(both: Sequence[Measured]) -> str:
