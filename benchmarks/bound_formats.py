@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine, store
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.parameters import PolicyParameters

@@ -15,7 +15,7 @@ import pytest
 import kvc_trt
 from kvc_trt import api
 from kvc_trt.api import engine as api_engine
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.errors import BarePromptWarning, InputError, KvcError, UnsupportedEnvironment, VerificationFailed
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import store
 from benchmarks.idle import Others
-from kvc_trt.backends.registry import open_engine, session_of
+from kvc_trt.backends.opening import open_engine, session_of
 from kvc_trt.profile.profiled_engine import random_prompts
 from kvc_trt.runtime import Request, Scheduler, Session
 from kvc_trt.runtime.executor import SlicingExecutor

@@ -24,6 +24,7 @@ from benchmarks import store
 from kvc_trt.backends import registry
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.operator_times import operator_times
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS, RunOptions
 from kvc_trt.engine.program import engine_program
 from kvc_trt.profile.profiled_engine import random_prompts
@@ -40,7 +41,7 @@ LEAST_SHARE = 0.01
 
 def measure(path: str, tokens: int, repeats: int, options: RunOptions) -> dict[str, Any]:
     """Return wall and CPU seconds of every run on every backend that can run the engine, and operators' shares."""
-    engine = registry.open_engine(path)
+    engine = open_engine(path)
     prompts, lengths = random_prompts(1, tokens, engine.model.vocab_size), np.array([tokens])
     executors = {}
     for name in CANDIDATES:

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.gpu.choice import add_argument, chosen
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.points import FAILED, Point, Results, add_arguments
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.profile.request import ProfileRequest, default_contexts

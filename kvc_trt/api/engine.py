@@ -15,8 +15,9 @@ from kvc_trt.api.keywords import check_fields
 from kvc_trt.api.memory_plan import memory_plan
 from kvc_trt.api.prompts import Messages, chat_ids, prompt_ids
 from kvc_trt.api.rules import requests_of
+from kvc_trt.backends.opening import open_engine, session_of
 from kvc_trt.backends.probes import require_torch
-from kvc_trt.backends.registry import backend, open_engine, runner, session_of
+from kvc_trt.backends.registry import backend, runner
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.contexts import packing_of, read_context, write_context
 from kvc_trt.profile.request import (

@@ -35,8 +35,8 @@ from kvc_trt.graph.state import StateTensor
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.sources.tokenizer import load_tokenizer
 from kvc_trt.progress import Progress
-from kvc_trt.runtime import load_tokenizer
 from kvc_trt.runtime.chat.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class EngineDirectory:
     ) -> EngineDirectory:
         """Check the whole directory (version, names, links, sizes, hashes of every file) and return it.
 
-        `backends` are the known ones, by name; `kvc_trt.backends.registry.open_engine` passes them all. With `sealed`,
+        `backends` are the known ones, by name; `kvc_trt.backends.opening.open_engine` passes them all. With `sealed`,
         the files are copied to memory that nobody can write, and read there.
 
         Raises InputError with what was expected, what was found, and the command that rebuilds the engine.

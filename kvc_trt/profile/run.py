@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.benchmark import Benchmark, CopyBandwidth
-from kvc_trt.backends.registry import benchmark_for
+from kvc_trt.backends.opening import benchmark_for
 from kvc_trt.engine.program import engine_program
 from kvc_trt.machine import machine_record, peak_resident_bytes
 from kvc_trt.models.config import ModelConfig

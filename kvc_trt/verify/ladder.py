@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.backends import registry
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
@@ -70,7 +71,7 @@ def verify(
     options = replace(options, backend=backend, threads=plan.threads)
     directory = None if checkpoint is None else Path(checkpoint)
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
-        target = registry.harness_for(engine, options)
+        target = harness_for(engine, options)
         tested = EngineUnderTest(
             engine,
             target,

@@ -9,6 +9,7 @@ import pytest
 
 import kvc_trt.backends
 from kvc_trt.backends import registry
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 
@@ -91,7 +92,7 @@ def answer(capfd, *arguments):
 def test_a_new_backend_builds_engines_that_are_known(engine, capfd):
     found = answer(capfd, "inspect", engine)
     assert found["target"] == {"backend": "throw-away", "architecture": "any"}
-    assert registry.open_engine(engine).parameters.dense_until == 77
+    assert open_engine(engine).parameters.dense_until == 77
     assert registry.runners("throw-away") == ("throw-away", "onnxruntime", "openvino", "torch")
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.backends.registry import names, open_session, runners
+from kvc_trt.backends.opening import open_session
+from kvc_trt.backends.registry import names, runners
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError

@@ -8,7 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from kvc_trt.backends.registry import backends, open_engine
+from kvc_trt.backends.opening import open_engine
+from kvc_trt.backends.registry import backends
 from kvc_trt.building import verified
 from kvc_trt.cli.main import run
 from kvc_trt.cli.text import printing

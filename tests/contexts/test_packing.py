@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.contexts.packing import context_bytes, fingerprint_of, recorded, recorded_model
 from kvc_trt.engine.manifest import digest_of
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS

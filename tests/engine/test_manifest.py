@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.engine.files import check_name
 from kvc_trt.engine.manifest import DEEPEST, SELF_DIGEST, canonical, sealed
 from kvc_trt.errors import InputError

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source
 from kvc_trt.cli.commands import inspect
 from kvc_trt.engine.manifest import SELF_DIGEST

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine.files import VERIFICATION_FILE
 from kvc_trt.engine.verification import Verification, is_verified, record_verification, verifications_of

@@ -13,7 +13,7 @@ import pytest
 
 import kvc_trt.methods
 from kvc_trt import policies
-from kvc_trt.backends.registry import harness_for, open_engine
+from kvc_trt.backends.opening import harness_for, open_engine
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.random_weights import RandomWeights

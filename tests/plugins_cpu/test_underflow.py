@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvc_trt.backends.onnxruntime import native
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.graph.rewrites.native import prepare

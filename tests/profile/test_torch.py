@@ -11,7 +11,7 @@ import torch
 import kvc_trt.backends.onnxruntime.benchmark
 import kvc_trt.backends.torch.benchmark
 from kvc_trt.backends.benchmark import CopyBandwidth
-from kvc_trt.backends.registry import benchmark_for
+from kvc_trt.backends.opening import benchmark_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch.benchmark import TimedDecoder
 from kvc_trt.cli.text.profile import profile_text

@@ -22,7 +22,7 @@ from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.under_test.answerer import SessionAnswerer
 from kvc_trt.accuracy.under_test.policy_engines import choose
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.building import build_configured
 from kvc_trt.cli.main import run

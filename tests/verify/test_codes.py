@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.operators import cache_formats, vectors

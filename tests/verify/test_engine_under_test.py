@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.progress import NullProgress
 from kvc_trt.verify.engine_under_test import EngineUnderTest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.verify.ladder import verify
 

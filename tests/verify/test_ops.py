@@ -10,7 +10,7 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.backends.harness import EngineOperator
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.runtime.session.batch import batch_of

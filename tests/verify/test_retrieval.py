@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvc_trt import build
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.progress import Advance, NullProgress

@@ -7,7 +7,7 @@ import pytest
 
 from kvc_trt import build
 from kvc_trt.accuracy.under_test.answerer import mean_negative_log_likelihood
-from kvc_trt.backends.registry import harness_for, open_engine
+from kvc_trt.backends.opening import harness_for, open_engine
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.tasks import framing

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.program import read_graph

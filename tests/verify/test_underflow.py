@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvc_trt.backends.harness import EngineOperator
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.methods.base.isolated_runs import ExactList
 from kvc_trt.methods.base.registry import operators

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.kernels.library import KernelLibrary

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvc_trt.backends.registry import open_session
+from kvc_trt.backends.opening import open_session
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.verify.questions.question import Accuracy
 from kvc_trt.verify.questions.wordings import KeyValueWording

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.peers.stopwatch import Answer, Stopwatch
 from kvc_trt import Engine
-from kvc_trt.backends.registry import open_engine, session_of
+from kvc_trt.backends.opening import open_engine, session_of
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.runtime import Request
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.under_test.answerer import Answerer, SessionAnswerer, full_row_bytes, rows_for
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE

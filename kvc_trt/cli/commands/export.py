@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import click
 
-from kvc_trt.backends.registry import open_engine, runner
+from kvc_trt.backends.opening import open_engine
+from kvc_trt.backends.registry import runner
 from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, export_engine
 from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
 from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source, traffic_lines, yaml_text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.text import printing
 from kvc_trt.cli.text.layers import full_state, layers_json, layers_text, state_line
 from kvc_trt.cli.text.policy import describe_parameters

@@ -13,8 +13,9 @@ from kvc_trt import Engine
 from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
 from kvc_trt.accuracy.grid import PLAIN, Variant
 from kvc_trt.accuracy.request import AccuracyRequest, measure_engine, measure_policies
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.probes import require_torch
-from kvc_trt.backends.registry import names, open_engine, runner
+from kvc_trt.backends.registry import names, runner
 from kvc_trt.cli.options.types import PREFILL_PRECISION, SEALED, CountOrByName, Counts, Names
 from kvc_trt.cli.options.verify import VerifyArguments
 from kvc_trt.cli.text import printing

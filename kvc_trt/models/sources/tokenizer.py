@@ -60,3 +60,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
 def held_tokenizer(file: HeldFile) -> Tokenizer:
     """The tokenizer of a tokenizer.json that is held; otherwise like `read_tokenizer`."""
     return Tokenizer(file.read(TOKENIZER_FILES["tokenizer.json"]), str(file.path))
+
+
+def load_tokenizer(file: HeldFile | None) -> Tokenizer | None:
+    """Return the tokenizer in a tokenizer.json; None without a file."""
+    return None if file is None else held_tokenizer(file)

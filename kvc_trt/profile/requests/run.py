@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.registry import benchmark_for
+from kvc_trt.backends.opening import benchmark_for
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.machine import machine_record
 from kvc_trt.profile.pages.findings import measured_on

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.files.cache import cache_root
 from kvc_trt.serving.engine import ServingSettings

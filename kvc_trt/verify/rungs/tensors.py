@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.harness import Harness, StoredBlock, Watched
-from kvc_trt.backends.registry import backends, harness_for, runners
+from kvc_trt.backends.opening import harness_for
+from kvc_trt.backends.registry import backends, runners
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
 from kvc_trt.files.atomic import files_together

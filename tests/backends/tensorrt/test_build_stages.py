@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from kvc_trt.backends.registry import backend, backends, names, open_engine
+from kvc_trt.backends.opening import open_engine
+from kvc_trt.backends.registry import backend, backends, names
 from kvc_trt.backends.tensorrt.format import GRAPHS, plan_file
 from kvc_trt.backends.tensorrt.module import load_tensorrt, version_of
 from kvc_trt.cli.main import run

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.tensorrt.running.buffers import StagedRows
 from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 

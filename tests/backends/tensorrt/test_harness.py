@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.backends.tensorrt.harness import TensorRtHarness, for_shapes

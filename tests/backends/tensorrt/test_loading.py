@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.tensorrt import device, machine, plugins
 from kvc_trt.backends.tensorrt.plugins import check_trusted, fingerprint, named_path
 from kvc_trt.backends.tensorrt.running.context import sizes_of

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from kvc_trt.backends.registry import backends, open_engine
+from kvc_trt.backends.opening import open_engine
+from kvc_trt.backends.registry import backends
 from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.machine import Gpu, GpuMachine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.tensorrt_llm import engine_directory
 from kvc_trt.backends.tensorrt_llm.engine_directory import (
     PHASES,

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
 from tests.plugins_cuda.conftest import emulation, gpu, no_chosen_library, one_thread

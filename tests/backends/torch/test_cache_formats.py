@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.opening import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch.executor import Decoding, TorchExecutor
 from kvc_trt.backends.torch.policy_path import policy_path

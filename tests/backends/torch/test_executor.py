@@ -326,7 +326,7 @@ def test_running_out_of_memory_is_reported_in_one_line(method, what, rocketkv, m
 
 
 def test_a_torch_session_answers_as_one_on_onnx_runtime(engine):
-    from kvc_trt.backends.registry import open_session
+    from kvc_trt.backends.opening import open_session
 
     session = open_session(engine.path, RunOptions("torch"), max_batch_size=2)
     onnx = open_session(engine.path, max_batch_size=2)

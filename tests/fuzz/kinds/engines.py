@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from kvc_trt.api import Engine
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.commands.inspect import command as inspect_command
 from kvc_trt.contexts.packing import packing_of
 from kvc_trt.engine import EngineDirectory

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.contexts.file import inspect_context
 from kvc_trt.errors import KvcError

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.serving.dynamo.cluster import graph_deployment
 from tests.serving.dynamo.served import PYTHON, require_environment

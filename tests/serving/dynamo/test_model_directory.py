@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory

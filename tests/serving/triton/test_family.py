@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvc_trt
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.errors import InputError
 from kvc_trt.serving.request import ServedRequest
 from kvc_trt.serving.served_answer import Piece

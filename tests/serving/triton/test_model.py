@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvc_trt
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.proof.file import proof_of
 from kvc_trt.serving.triton import tensors
 from kvc_trt.serving.triton.loading import load_model

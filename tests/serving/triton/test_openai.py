@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.serving.triton.repository import export_model
 from tests.serving.http.in_process import InProcess
 from tests.serving.transcript import REQUESTS, answer_of, comparable

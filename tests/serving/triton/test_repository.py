@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.errors import InputError
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.fields import FIELDS

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import kvc_trt
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.serving.triton.family.ensemble import export_ensemble
 from kvc_trt.serving.triton.repository import export_model
 from tests.serving.triton.server import check_environment, serving

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.serving.engine import ServedEngine, ServingSettings
 from tests.backends.torch.parallel.test_failures import SECONDS, gone

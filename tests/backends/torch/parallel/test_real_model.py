@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kvc_trt
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.verify.ladder import verify
 from tests.backends.torch.conftest import emulation

@@ -10,7 +10,7 @@ import pytest
 
 import kvc_trt
 from kvc_trt import Engine
-from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.executor import TorchExecutor
