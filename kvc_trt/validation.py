@@ -18,6 +18,8 @@ Document = TypeVar("Document")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 LARGEST_CONFIGURATION = 4 << 20
 """Bytes; a configuration file beyond this is not one."""
+_RULES = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
+"""A command imports more schemas than it reads documents: each is built at its first use."""
 _LONGEST_PROBLEM = 500
 """Characters of a schema's message about a value."""
 
@@ -25,13 +27,13 @@ _LONGEST_PROBLEM = 500
 class OwnSchema(BaseModel):
     """A file in a format of ours: unknown keys are errors, numbers are finite, and nothing is converted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", **_RULES)
 
 
 class ForeignSchema(BaseModel):
     """A file in somebody else's format: unknown keys are passed over, null means absent, and nothing is converted."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", **_RULES)
 
     @model_validator(mode="before")
     @classmethod
