@@ -34,47 +34,79 @@ static inline Bytes all_bytes(const void* source) {
     return reinterpret_cast<Bytes>(all_integers(four));
 }
 
-/// Adds to each lane the products of its four levels (unsigned) and inputs (signed). Sums of pairs may not exceed 16 bits
-/// for levels of 4 bits; levels of 8 bits may be anything.
+typedef int16_t Pairs __attribute__((vector_size(4 * KVC_WIDTH)));
+
+/// The sum of each pair's products.
+static inline Integers sums_of_pairs(Pairs one, Pairs other) {
+#if defined(__AVX512BW__)
+    return reinterpret_cast<Integers>(
+        _mm512_madd_epi16(reinterpret_cast<__m512i>(one), reinterpret_cast<__m512i>(other)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Integers>(
+        _mm256_madd_epi16(reinterpret_cast<__m256i>(one), reinterpret_cast<__m256i>(other)));
+#else
+    Integers made;
+    for (int lane = 0; lane < kWidth; ++lane) {
+        made[lane] = one[2 * lane] * other[2 * lane] + one[2 * lane + 1] * other[2 * lane + 1];
+    }
+    return made;
+#endif
+}
+
+/// The sums of two products each of levels (unsigned) and inputs (signed), which may not exceed 16 bits.
+static inline Pairs products_in_pairs(Bytes levels, Bytes input) {
+#if defined(__AVX512BW__)
+    return reinterpret_cast<Pairs>(
+        _mm512_maddubs_epi16(reinterpret_cast<__m512i>(levels), reinterpret_cast<__m512i>(input)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Pairs>(
+        _mm256_maddubs_epi16(reinterpret_cast<__m256i>(levels), reinterpret_cast<__m256i>(input)));
+#else
+    typedef int8_t Levels __attribute__((vector_size(4 * KVC_WIDTH)));
+    const Levels inputs = reinterpret_cast<Levels>(input);
+    Pairs made;
+    for (int pair = 0; pair < 2 * kWidth; ++pair) {
+        made[pair] =
+            static_cast<int16_t>(levels[2 * pair] * inputs[2 * pair] + levels[2 * pair + 1] * inputs[2 * pair + 1]);
+    }
+    return made;
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define KVC_CENTRES 1
+#else
+#define KVC_CENTRES 0
+#endif
+
+/// True if `dot` multiplies levels less 2^(bits - 1).
+template <int Bits>
+inline constexpr bool kCentres = KVC_CENTRES && Bits == 8;
+
+/// Adds to each lane the products of its four levels (unsigned) and inputs (signed, at least -127). Levels of 4 bits are
+/// at most 15; levels of 8 bits may be anything, and `kCentres` says from where they count.
 template <int Bits>
 static inline Integers dot(Integers sum, Bytes levels, Bytes input) {
 #if defined(__AVX512VNNI__)
     return reinterpret_cast<Integers>(_mm512_dpbusd_epi32(
         reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(levels), reinterpret_cast<__m512i>(input)));
 #else
-    typedef int16_t Halves __attribute__((vector_size(4 * KVC_WIDTH)));
-    typedef uint16_t UnsignedHalves __attribute__((vector_size(4 * KVC_WIDTH)));
-#if defined(__AVX512BW__)
-    const auto pairs = [](Halves one, Halves other) {
-        return reinterpret_cast<Integers>(
-            _mm512_madd_epi16(reinterpret_cast<__m512i>(one), reinterpret_cast<__m512i>(other)));
-    };
-    if constexpr (Bits == 4) {
-        const auto both = _mm512_maddubs_epi16(reinterpret_cast<__m512i>(levels), reinterpret_cast<__m512i>(input));
-        return sum + pairs(reinterpret_cast<Halves>(both), Halves{} + 1);
-    }
-#elif defined(__AVX2__)
-    const auto pairs = [](Halves one, Halves other) {
-        return reinterpret_cast<Integers>(
-            _mm256_madd_epi16(reinterpret_cast<__m256i>(one), reinterpret_cast<__m256i>(other)));
-    };
-    if constexpr (Bits == 4) {
-        const auto both = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(levels), reinterpret_cast<__m256i>(input));
-        return sum + pairs(reinterpret_cast<Halves>(both), Halves{} + 1);
-    }
-#else
-    const auto pairs = [](Halves one, Halves other) {
-        Integers made;
-        for (int lane = 0; lane < kWidth; ++lane) {
-            made[lane] = one[2 * lane] * other[2 * lane] + one[2 * lane + 1] * other[2 * lane + 1];
-        }
-        return made;
-    };
+#if defined(__AVX2__)
+    if constexpr (Bits == 4) return sum + sums_of_pairs(products_in_pairs(levels, input), Pairs{} + 1);
 #endif
-    const Halves both = reinterpret_cast<Halves>(input);
-    const UnsignedHalves whole = reinterpret_cast<UnsignedHalves>(levels);
-    const Halves even = reinterpret_cast<Halves>(whole & 255), odd = reinterpret_cast<Halves>(whole >> 8);
-    return sum + pairs(even, (both << 8) >> 8) + pairs(odd, both >> 8);
+#if KVC_CENTRES
+    // The level's sign goes to the input: two products of at most 128 and 127 have room in 16 bits.
+    const __m256i centred = reinterpret_cast<__m256i>(levels ^ 128);
+    const __m256i turned = _mm256_sign_epi8(reinterpret_cast<__m256i>(input), centred);
+    const Bytes magnitude = reinterpret_cast<Bytes>(_mm256_abs_epi8(centred));
+    return sum + sums_of_pairs(products_in_pairs(magnitude, reinterpret_cast<Bytes>(turned)), Pairs{} + 1);
+#else
+    typedef uint16_t UnsignedPairs __attribute__((vector_size(4 * KVC_WIDTH)));
+    const Pairs both = reinterpret_cast<Pairs>(input);
+    const UnsignedPairs whole = reinterpret_cast<UnsignedPairs>(levels);
+    const Pairs even = reinterpret_cast<Pairs>(whole & 255), odd = reinterpret_cast<Pairs>(whole >> 8);
+    return sum + sums_of_pairs(even, (both << 8) >> 8) + sums_of_pairs(odd, both >> 8);
+#endif
 #endif
 }
 

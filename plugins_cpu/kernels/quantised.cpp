@@ -1,5 +1,7 @@
 #include "kernels/quantised.h"
 
+#include <type_traits>
+
 #include "kernels/bytes.h"
 #include "kernels/quantised_target.h"
 
@@ -11,9 +13,11 @@ constexpr int kPanelVectors = 2;
 constexpr int kPanelRows = kPanelVectors * kWidth;
 static_assert(kPanelRows <= kWidestPanel);
 /// Tokens whose sums stay in registers while a panel is read.
-constexpr int kTileTokens = kWidth == 16 ? 6 : 2;
-/// Rows that are read at once for one token.
-constexpr int kRowsAtOnce = 4;
+constexpr int kTileTokens = kWidth == 16 ? 6 : kWidth == 8 ? 4 : 2;
+/// Steps of a panel's block without a jump: with eight of them, GCC runs out of 16 registers.
+constexpr int kStepsAtOnce = kWidth == 16 ? 8 : 2;
+/// Rows that are read at once for few tokens, and those tokens.
+constexpr int kRowsAtOnce = 4, kTokensAtOnce = kWidth == 8 ? 2 : 1;
 /// Least distance in bytes from a read to its prefetch: processors do not prefetch past a page by themselves.
 constexpr int64_t kAhead = 8192;
 constexpr int kBlock = static_cast<int>(kQuantisedBlock);
@@ -91,6 +95,21 @@ void store_by_panel(const int8_t* plain, int64_t block, int bits, int8_t* token)
 /// The sums of groups of four levels.
 Integers sums_of_four(const int8_t* levels) { return dot<4>(Integers{}, Bytes{} + 1, load_bytes(levels)); }
 
+/// True if a panel's products are summed in 16 bits over a whole block: with 16 levels of at most 15 and inputs of at
+/// most 127, a sum that starts at half of the correction stays within 16 * 11 * 127 + 16 * 4 * 127.
+template <int Bits>
+inline constexpr bool kInPairs = KVC_CENTRES && Bits == 4;
+
+/// What every lane of a block's sum starts with: the correction, or half of it in both 16 bits of a lane.
+int32_t start_of_block(int32_t correction, int bits) {
+    if (bits == 8 || !kInPairs<4>) return correction;
+    const int16_t half = static_cast<int16_t>(correction / 2);
+    const int16_t both[2] = {half, half};
+    int32_t start;
+    std::memcpy(&start, both, sizeof start);
+    return start;
+}
+
 /// The sum of a block's levels.
 int32_t sum_of_block(const int8_t* levels) {
     Integers sums{};
@@ -124,7 +143,7 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
         }
         if (result.order == Order::kByPanel) {
             store_by_panel(plain, block, bits, levels);
-            sums[block] = -zero * sum_of_block(plain);
+            sums[block] = start_of_block(-zero * sum_of_block(plain), bits);
         } else {
             store_by_vector(plain, block, bits, levels);
         }
@@ -141,11 +160,12 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
     }
 }
 
-/// One token's rounded elements and one row's packed elements, from some block on.
+/// The rounded elements of a few tokens, from some block on.
 struct TokenPart {
     const int8_t* levels;
     const float* scales;
     const int32_t* sums;
+    int64_t padded;       ///< blocks of a token
     const uint8_t* next;  ///< packed elements to prefetch: rows follow each other in memory, so they are one stream
 };
 
@@ -156,53 +176,58 @@ inline Vector spread(Vector scales, Numbers<Lanes...>) {
 }
 
 /// Adds the products of vector `Index` of `kWidth` blocks, and of the vectors after it.
-template <int Bits, int Index = 0>
-inline void add_vectors(const uint8_t* const* packed, const Vector* scales, const TokenPart& token, Vector* sums) {
+template <int Bits, int Tokens, int Index = 0>
+inline void add_vectors(const uint8_t* const* packed, const Vector (*scales)[kRowsAtOnce], const TokenPart& part,
+                        Vector (*sums)[kRowsAtOnce]) {
     if constexpr (Index < Bits) {
-        const Integers start = load_integers(token.sums + Index * kWidth);
 #pragma GCC unroll 4
         for (int row = 0; row < kRowsAtOnce; ++row) {
-            __builtin_prefetch(token.next + (Index * kRowsAtOnce + row) * kBytes);
+            __builtin_prefetch(part.next + (Index * kRowsAtOnce + row) * kBytes);
             const Bytes bytes = load_bytes(packed[row] + Index * kBytes);
-            Integers product;
-            if constexpr (Bits == 4) {
-                const Bytes low = bytes & 15, high = bytes >> 4;
-                product = dot<4>(start, low, load_bytes(token.levels + 2 * Index * kBytes));
-                product = dot<4>(product, high, load_bytes(token.levels + (2 * Index + 1) * kBytes));
-            } else {
-                product = dot<8>(start, bytes, load_bytes(token.levels + Index * kBytes));
+#pragma GCC unroll 2
+            for (int t = 0; t < Tokens; ++t) {
+                const int8_t* const levels = part.levels + t * part.padded * kBlock;
+                const int32_t* const start = part.sums + t * part.padded * kSumsOfBlock + Index * kWidth;
+                Integers product = kCentres<Bits> ? Integers{} : load_integers(start);
+                if constexpr (Bits == 4) {
+                    const Bytes low = bytes & 15, high = bytes >> 4;
+                    product = dot<4>(product, low, load_bytes(levels + 2 * Index * kBytes));
+                    product = dot<4>(product, high, load_bytes(levels + (2 * Index + 1) * kBytes));
+                } else {
+                    product = dot<8>(product, bytes, load_bytes(levels + Index * kBytes));
+                }
+                sums[t][row] += __builtin_convertvector(product, Vector) *
+                                spread<Bits, Index>(scales[t][row], typename Counted<kWidth>::Type{});
             }
-            sums[row] += __builtin_convertvector(product, Vector) *
-                         spread<Bits, Index>(scales[row], typename Counted<kWidth>::Type{});
         }
-        add_vectors<Bits, Index + 1>(packed, scales, token, sums);
+        add_vectors<Bits, Tokens, Index + 1>(packed, scales, part, sums);
     }
 }
 
-/// Multiplies one token with up to `kRowsAtOnce` rows from `first` on.
-template <int Bits>
+/// Multiplies `Tokens` tokens from `token` on with up to `kRowsAtOnce` rows from `first` on.
+template <int Bits, int Tokens>
 void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t token, int64_t first,
-                   int64_t count, float* y) {
+                   int64_t count, float* y, int64_t stride) {
     const int64_t padded = padded_blocks(input.blocks), blocks = matrix.blocks, whole = blocks / kWidth * kWidth;
     const int64_t together = kRowsAtOnce * blocks * 4 * Bits;
     TokenPart part{input.levels + token * padded * kBlock, input.scales + token * padded,
-                   input.sums + token * padded * kSumsOfBlock,
+                   input.sums + token * padded * kSumsOfBlock, padded,
                    matrix.packed + first * blocks * 4 * Bits + (together > kAhead ? together : kAhead)};
     const uint8_t* packed[kRowsAtOnce];
     int64_t rows[kRowsAtOnce];
-    Vector sums[kRowsAtOnce] = {}, scales[kRowsAtOnce];
+    Vector sums[Tokens][kRowsAtOnce] = {}, scales[Tokens][kRowsAtOnce];
     for (int row = 0; row < kRowsAtOnce; ++row) {
         rows[row] = (first + (row < count ? row : 0)) * blocks;
         packed[row] = matrix.packed + rows[row] * 4 * Bits;
     }
+    const auto scale_row = [&](int row, Vector halves) {
+        for (int t = 0; t < Tokens; ++t) scales[t][row] = halves * load(part.scales + t * padded);
+    };
     int64_t block = 0;
     for (; block < whole; block += kWidth) {
-        const Vector inputs = load(part.scales);
 #pragma GCC unroll 4
-        for (int row = 0; row < kRowsAtOnce; ++row) {
-            scales[row] = load_half(matrix.scales + rows[row] + block) * inputs;
-        }
-        add_vectors<Bits>(packed, scales, part, sums);
+        for (int row = 0; row < kRowsAtOnce; ++row) scale_row(row, load_half(matrix.scales + rows[row] + block));
+        add_vectors<Bits, Tokens>(packed, scales, part, sums);
         part.levels += kWidth * kBlock;
         part.scales += kWidth;
         part.sums += kWidth * Bits;
@@ -212,15 +237,16 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
     if (block < blocks) {
         const int64_t rest = blocks - block;
         alignas(64) uint8_t copies[kRowsAtOnce][Bits * kBytes] = {};
-        const Vector inputs = load(part.scales);
         for (int row = 0; row < kRowsAtOnce; ++row) {
             std::memcpy(copies[row], packed[row], static_cast<size_t>(rest) * 4 * Bits);
             packed[row] = copies[row];
-            scales[row] = load_half_first(matrix.scales + rows[row] + block, rest) * inputs;
+            scale_row(row, load_half_first(matrix.scales + rows[row] + block, rest));
         }
-        add_vectors<Bits>(packed, scales, part, sums);
+        add_vectors<Bits, Tokens>(packed, scales, part, sums);
     }
-    for (int row = 0; row < count; ++row) y[row] = sum_of_elements(sums[row]);
+    for (int t = 0; t < Tokens; ++t) {
+        for (int row = 0; row < count; ++row) y[t * stride + row] = sum_of_elements(sums[t][row]);
+    }
 }
 
 /// A panel: the levels of all its rows for each block and group of four elements, and the rows' scales for each block.
@@ -261,6 +287,35 @@ void unpack_panel(const QuantisedMatrix& matrix, int64_t first, int64_t count, c
     }
 }
 
+/// The products of one block, summed in the lanes of a panel's rows: four elements of every row at a time.
+template <int Bits>
+class BlockSum {
+public:
+    BlockSum() = default;
+
+    explicit BlockSum(int32_t start) : sum_(kCentres<Bits> ? Sum{} : reinterpret_cast<Sum>(all_integers(start))) {}
+
+    void add(Bytes levels, Bytes input) {
+        if constexpr (kInPairs<Bits>) {
+            sum_ += products_in_pairs(levels, input);
+        } else {
+            sum_ = dot<Bits>(sum_, levels, input);
+        }
+    }
+
+    Integers total() const {
+        if constexpr (kInPairs<Bits>) {
+            return sums_of_pairs(sum_, Pairs{} + 1);
+        } else {
+            return sum_;
+        }
+    }
+
+private:
+    using Sum = std::conditional_t<kInPairs<Bits>, Pairs, Integers>;
+    Sum sum_;
+};
+
 /// Multiplies `Tokens` tokens from `token` on with a panel's rows.
 template <int Bits, int Tokens>
 void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token, int64_t count, float* y,
@@ -272,15 +327,15 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
     const int32_t* const corrections = input.sums + token * padded * kSumsOfBlock;
     Vector sums[Tokens][kPanelVectors] = {};
     for (int64_t block = 0; block < input.blocks; ++block) {
-        Integers products[Tokens][kPanelVectors];
+        BlockSum<Bits> products[Tokens][kPanelVectors];
 #pragma GCC unroll 8
         for (int t = 0; t < Tokens; ++t) {
-            const Integers start = all_integers(corrections[t * padded * kSumsOfBlock + block]);
+            const BlockSum<Bits> start(corrections[t * padded * kSumsOfBlock + block]);
 #pragma GCC unroll 2
             for (int vector = 0; vector < kPanelVectors; ++vector) products[t][vector] = start;
         }
         const uint8_t* const levels = panel.levels + block * steps * kPanelVectors * kBytes;
-#pragma GCC unroll 8
+#pragma GCC unroll kStepsAtOnce
         for (int step = 0; step < steps; ++step) {
             Bytes rows[kPanelVectors];
 #pragma GCC unroll 2
@@ -292,7 +347,7 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
                 const Bytes four = all_bytes(inputs + (t * padded + block) * kBlock + 4 * step);
 #pragma GCC unroll 2
                 for (int vector = 0; vector < kPanelVectors; ++vector) {
-                    products[t][vector] = dot<Bits>(products[t][vector], rows[vector], four);
+                    products[t][vector].add(rows[vector], four);
                 }
             }
         }
@@ -302,8 +357,8 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
             const Vector row_scales = load(panel.scales + place);
 #pragma GCC unroll 8
             for (int t = 0; t < Tokens; ++t) {
-                sums[t][vector] +=
-                    __builtin_convertvector(products[t][vector], Vector) * (row_scales * scales[t * padded + block]);
+                sums[t][vector] += __builtin_convertvector(products[t][vector].total(), Vector) *
+                                   (row_scales * scales[t * padded + block]);
             }
         }
     }
@@ -336,8 +391,12 @@ void multiply_as(const QuantisedMatrix& matrix, const RoundedInput& input, int64
     if (input.order == Order::kByVector) {
         for (int64_t row = first; row < last; row += kRowsAtOnce) {
             const int64_t count = last - row < kRowsAtOnce ? last - row : kRowsAtOnce;
-            for (int64_t token = 0; token < input.tokens; ++token) {
-                multiply_rows<Bits>(matrix, input, token, row, count, y + token * stride + row);
+            int64_t token = 0;
+            for (; token + kTokensAtOnce <= input.tokens; token += kTokensAtOnce) {
+                multiply_rows<Bits, kTokensAtOnce>(matrix, input, token, row, count, y + token * stride + row, stride);
+            }
+            for (; token < input.tokens; ++token) {
+                multiply_rows<Bits, 1>(matrix, input, token, row, count, y + token * stride + row, stride);
             }
         }
         return;
