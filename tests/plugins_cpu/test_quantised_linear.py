@@ -79,6 +79,26 @@ def test_random_shapes_are_within_the_bound(
     assert_right(native(x, packed, scales)["y"], x, packed, scales, bits, wide=wide)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("tokens", [2, 20])
+def test_products_of_extremes_are_exact(library: Path, instructions: str, bits: int, tokens: int) -> None:
+    """The lowest and highest levels with inputs of -127 and 127 in every order: sums that are narrower than 32 bits
+    would overflow first."""
+    use_at_most(library, instructions)
+    rng = np.random.default_rng(7)
+    lengths = (1, 2, 3, 4, 8, 16, 32)
+    signs = np.array([np.where(np.arange(64) // length % 2, 1, -1) for length in lengths])
+    signs = np.concatenate([signs, -signs, rng.choice([-1, 1], (tokens, 64))])
+    highest = 2**bits - 1
+    levels = np.where(signs > 0, highest, 0).astype(np.uint8)
+    packed = levels if bits == 8 else levels[:, ::2] | levels[:, 1::2] << 4
+    packed = packed.reshape(len(levels), 2, 4 * bits)
+    x = (127 * signs[:tokens]).astype(np.float32)
+    native = NativeNode(BODY, attributes(64, len(levels), bits), library)
+    found = native(x, packed, np.ones((len(levels), 2), np.float16))["y"]
+    assert found.tolist() == (x.astype(int) @ (levels.astype(int) - 2 ** (bits - 1)).T).tolist()
+
+
 @pytest.mark.pairwise
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tokens", [2, 40])
