@@ -6,15 +6,15 @@ A field that would change the numbers and is not understood is refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
-from kvc_trt.models.config import LongRope, ModelConfig, ModelDescription
-from kvc_trt.models.family import ACTIVATIONS, UNDECLARED, Family, families
+from kvc_trt.models.config import LongRope, ModelConfig, ModelDescription, RotaryScaling
+from kvc_trt.models.family import ACTIVATIONS, UNDECLARED, DecoderFields, Family, families
 from kvc_trt.models.fields.rotary import rotary_settings, stretched_length
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
@@ -73,54 +73,12 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     given |= {name: value for name, value in mapping.items() if name not in family.spelling}
     names = {**family.spelling, **(spelling or {})}
     fields = validated(family.fields, given, source, spelling=names)
-
-    def wrong(name: str, expected: str, found: object = None) -> InputError:
-        found = describe(getattr(fields, name) if found is None else found)
-        return InputError(f"{source}: {names.get(name, name)} is {found}, expected {expected}")
-
     _check_undeclared(given, family, source)
-    hidden, heads = fields.hidden_size, fields.num_attention_heads
-    kv_heads = fields.num_key_value_heads
-    if kv_heads is None:
-        kv_heads = heads if "num_key_value_heads" in given else (family.absent_kv_heads or heads)
-    if heads % kv_heads:
-        raise wrong("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
-    head_size = fields.head_dim
-    if head_size is None and "head_dim" not in given:
-        head_size = family.absent_head_size
-    if head_size is None and hidden % heads:
-        raise wrong("hidden_size", f"a multiple of num_attention_heads ({heads})")
-    head_size = hidden // heads if head_size is None else head_size
-    if not 2 <= head_size <= 1024 or head_size % 2:
-        raise wrong("head_dim", "an even integer in 2..1024", head_size)
-    eos = _as_list(fields.eos_token_id)
-    if len(eos) > _MAX_EOS_IDS or not all(0 <= token < fields.vocab_size for token in eos):
-        raise wrong("eos_token_id", f"token ids below vocab_size ({fields.vocab_size})")
-    if fields.bos_token_id is not None and not 0 <= fields.bos_token_id < fields.vocab_size:
-        raise wrong("bos_token_id", f"a token id below vocab_size ({fields.vocab_size})")
-    if fields.quantization_config is not None:
-        where = f"{source}: quantization_config"
-        if is_mxfp4(fields.quantization_config):
-            if not family.mxfp4:
-                raise InputError(f"{where}: quant_method is 'mxfp4', expected another for {fields.architectures[0]}")
-        elif int4_layout(fields.quantization_config, where) is None:
-            check_quantisation(fields.quantization_config, where)
+    read = _Reading(family, fields, given, source, names)
+    kv_heads, head_size, eos = read.kv_heads(), read.head_size(), read.end_tokens()
+    read.check_quantisation()
     base, scaling, fraction = rotary_settings(fields, source)
-    try:
-        own = dict(family.describe(fields, given))
-    except ValueError as error:
-        raise InputError(f"{source}: {error}") from None
-    own["description"] = _with_rotary_channels(
-        own.get("description", ModelDescription()), family, fraction, head_size, wrong
-    )
-    channels = own["description"].rotary_channels or head_size
-    if isinstance(scaling, LongRope):
-        for name, factors in (("short_factor", scaling.short_factors), ("long_factor", scaling.long_factors)):
-            if len(factors) != channels // 2:
-                raise InputError(f"{source}: {name} has {len(factors)} numbers, expected {channels // 2}")
-    computed = own["description"].feed_forward.activation
-    if ACTIVATIONS[fields.hidden_act] != computed:
-        raise wrong("hidden_act", f"{computed}: nothing else is computed")
+    own = read.own_parts(fraction, head_size, scaling)
     longest = stretched_length(fields.max_position_embeddings, scaling)
     defaults: dict[str, Any] = {"num_key_value_heads": kv_heads}
     defaults |= {"qkv_bias": False, "output_bias": False, "qk_norm": False, "sliding_window": None}
@@ -128,10 +86,10 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
         architecture=fields.architectures[0],
         dtype=fields.dtype or fields.torch_dtype or "float32",
         vocab_size=fields.vocab_size,
-        hidden_size=hidden,
+        hidden_size=fields.hidden_size,
         intermediate_size=fields.intermediate_size,
         num_hidden_layers=fields.num_hidden_layers,
-        num_attention_heads=heads,
+        num_attention_heads=fields.num_attention_heads,
         head_size=head_size,
         norm_epsilon=fields.rms_norm_eps,
         rotary_base=base,
@@ -142,6 +100,100 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
         eos_token_ids=tuple(eos),
         **{**defaults, **own},
     )
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A config.json whose fields have their types, and what follows from several of them."""
+
+    family: Family
+    fields: DecoderFields
+    given: Mapping[str, Any]
+    """The fields that the file has, by the names of `fields`."""
+    source: str
+    names: Mapping[str, str]
+    """Name of a field -> its name in messages, if they differ."""
+
+    def wrong(self, name: str, expected: str, found: object = None) -> InputError:
+        """Return the error for a field's value, or for `found` in its place."""
+        found = describe(getattr(self.fields, name) if found is None else found)
+        return InputError(f"{self.source}: {self.names.get(name, name)} is {found}, expected {expected}")
+
+    def kv_heads(self) -> int:
+        """Return the number of KV heads; where the file has none, null means as many as query heads."""
+        heads, found = self.fields.num_attention_heads, self.fields.num_key_value_heads
+        if found is None:
+            found = heads if "num_key_value_heads" in self.given else (self.family.absent_kv_heads or heads)
+        if heads % found:
+            raise self.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", found)
+        return found
+
+    def head_size(self) -> int:
+        """Return the channels of a head: without a field or a family's own number, an equal part of the hidden ones."""
+        hidden, heads, found = self.fields.hidden_size, self.fields.num_attention_heads, self.fields.head_dim
+        if found is None and "head_dim" not in self.given:
+            found = self.family.absent_head_size
+        if found is None and hidden % heads:
+            raise self.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})")
+        found = hidden // heads if found is None else found
+        if not 2 <= found <= 1024 or found % 2:
+            raise self.wrong("head_dim", "an even integer in 2..1024", found)
+        return found
+
+    def end_tokens(self) -> list[int]:
+        """Return the tokens that end an answer; they and the first token of a prompt must be in the vocabulary."""
+        size, first = self.fields.vocab_size, self.fields.bos_token_id
+        found = _as_list(self.fields.eos_token_id)
+        if len(found) > _MAX_EOS_IDS or not all(0 <= token < size for token in found):
+            raise self.wrong("eos_token_id", f"token ids below vocab_size ({size})")
+        if first is not None and not 0 <= first < size:
+            raise self.wrong("bos_token_id", f"a token id below vocab_size ({size})")
+        return found
+
+    def check_quantisation(self) -> None:
+        """Refuse a quantisation that no reader of weights takes."""
+        settings, where = self.fields.quantization_config, f"{self.source}: quantization_config"
+        if settings is None:
+            return
+        if is_mxfp4(settings):
+            if not self.family.mxfp4:
+                expected = f"expected another for {self.fields.architectures[0]}"
+                raise InputError(f"{where}: quant_method is 'mxfp4', {expected}")
+        elif int4_layout(settings, where) is None:
+            check_quantisation(settings, where)
+
+    def own_parts(self, fraction: float | None, head_size: int, scaling: RotaryScaling | None) -> dict[str, Any]:
+        """Return the fields of a `ModelConfig` that the family describes, with the channels of a head that rotate."""
+        try:
+            own = dict(self.family.describe(self.fields, self.given))
+        except ValueError as error:
+            raise InputError(f"{self.source}: {error}") from None
+        description = self._with_rotary_channels(own.get("description", ModelDescription()), fraction, head_size)
+        channels = description.rotary_channels or head_size
+        if isinstance(scaling, LongRope):
+            for name, factors in (("short_factor", scaling.short_factors), ("long_factor", scaling.long_factors)):
+                if len(factors) != channels // 2:
+                    raise InputError(f"{self.source}: {name} has {len(factors)} numbers, expected {channels // 2}")
+        computed = description.feed_forward.activation
+        if ACTIVATIONS[self.fields.hidden_act] != computed:
+            raise self.wrong("hidden_act", f"{computed}: nothing else is computed")
+        return {**own, "description": description}
+
+    def _with_rotary_channels(
+        self, description: ModelDescription, fraction: float | None, head_size: int
+    ) -> ModelDescription:
+        """Return the description with the channels that rotate, a share of the head's."""
+        usual = self.family.rotary_fraction
+        fraction = usual if fraction is None else fraction
+        if fraction in (None, 1.0):
+            return description
+        name = "partial_rotary_factor"
+        if usual is None:
+            raise self.wrong(name, "1: all channels of a head rotate", fraction)
+        channels = int(head_size * fraction)
+        if not 2 <= channels <= head_size or channels % 2 or (head_size - channels) % 2:
+            raise self.wrong(name, f"a share of {head_size} channels that is an even number of them", fraction)
+        return replace(description, rotary_channels=channels)
 
 
 def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, str]) -> Family:
@@ -185,26 +237,6 @@ def _check_undeclared(given: Mapping[str, Any], family: Family, source: str) -> 
 def _in_json(value: Any) -> str:
     names = {None: "null", True: "true", False: "false"}
     return names[value] if value is None or isinstance(value, bool) else describe(value)
-
-
-def _with_rotary_channels(
-    description: ModelDescription,
-    family: Family,
-    fraction: float | None,
-    head_size: int,
-    wrong: Callable[..., InputError],
-) -> ModelDescription:
-    """Return the description with the channels that rotate, a share of the head's."""
-    fraction = family.rotary_fraction if fraction is None else fraction
-    if fraction in (None, 1.0):
-        return description
-    name = "partial_rotary_factor"
-    if family.rotary_fraction is None:
-        raise wrong(name, "1: all channels of a head rotate", fraction)
-    channels = int(head_size * fraction)
-    if not 2 <= channels <= head_size or channels % 2 or (head_size - channels) % 2:
-        raise wrong(name, f"a share of {head_size} channels that is an even number of them", fraction)
-    return replace(description, rotary_channels=channels)
 
 
 def _as_list(value: Any) -> list[Any]:
