@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from kvc_trt import policies
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.rope import rotary_choice
 from kvc_trt.profile.accelerators import HOPPER, Accelerator
@@ -44,82 +45,109 @@ def make_plan(
     Caches and traffic are a row's on all GPUs that share the engine; speed is that of one GPU. `divided` has one entry
     for each of `gpus`: the options that divide the engine among several such GPUs if one does not hold it, or None.
     """
-    model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
-    tokens = parameters.max_sequence_len
-    mean = parameters.in_the_mean
-    traffic = row_traffic(model, mean, itemsize, parameters.max_input_len, parameters.max_output_len)
-    stored = cache_bytes(model, parameters, itemsize, turns=placement.turns)
-    full_row, size = (
-        full_state_bytes(model, tokens, itemsize, parameters.kv_cache),
-        weight_bytes(model, placement.weights),
-    )
-    divides = policies.method(parameters).divides
+    model, parameters = placement.model, placement.parameters
     holders = [gpu for gpu in gpus if placement.holds(gpu)]
+    traffic = _traffic(placement)
     return {
         "model": _describe_model(model),
-        "rotary": rotary_choice(model, tokens),
-        "policy": {
-            **{name: value for name, value in asdict(parameters).items() if name != "split" or divides},
-            "layer_windows": None if parameters.layer_windows is None else list(parameters.layer_windows),
-            "linear_layers": None if parameters.linear_layers is None else list(parameters.linear_layers),
-            "max_sequence_len": tokens,
-            "dense_limit": parameters.dense_limit,
-            "pages": parameters.num_pages() if parameters.has_pages else 0,
-        },
-        "weights": {
-            "format": placement.weights,
-            "parameters": count_parameters(model).total,
-            "active_parameters": count_parameters(model).active,
-            "resident_bytes": round(size.resident),
-            "read_bytes_per_step": round(size.per_step),
-        },
-        "cache": {
-            "format": parameters.kv_cache,
-            "bytes_per_element": itemsize,
-            "full_bytes_per_row": full_row,
-            "compressed_bytes_per_row": stored.total,
-            "used_bytes_per_row": cache_bytes(model, mean, itemsize, turns=placement.turns).total,
-            "keys_values_bytes_per_row": stored.keys_values,
-            "scales_bytes_per_row": stored.scales,
-            "page_bounds_bytes_per_row": stored.page_bounds,
-            "layers": layer_caches(model, parameters),
-            "batches": [
-                {
-                    "batch": batch,
-                    "full_bytes": batch * full_row,
-                    "compressed_bytes": batch * stored.total,
-                }
-                for batch in BATCHES
-            ],
-        },
-        "conversation": {
-            "takes_turns": placement.turns,
-            "positions": tokens,
-            "longest_turn": parameters.max_input_len if placement.turns else 0,
-            "slot_positions_bytes_per_row": stored.total - cache_bytes(model, parameters, itemsize).total,
-        },
-        "context": {
-            "tokens": parameters.max_input_len,
-            "bytes": stored_context_bytes(model, parameters, itemsize, parameters.max_input_len, turns=placement.turns),
-            "shared_by_default": parameters.keeps_every_token if placement.turns else parameters.keeps_everything,
-            "query_agnostic": parameters.eviction.query_agnostic,
-        },
-        "traffic": {
-            "full_pairs_per_layer": round(
-                full_cache_bytes(model, tokens, itemsize, parameters.kv_cache)
-                / full_cache_bytes(model, 1, itemsize, parameters.kv_cache)
-            ),
-            "pairs_per_layer": traffic.pairs,
-            "entries_per_layer": traffic.entries,
-            "full_bytes_per_row": full_row,
-            "bytes_per_row": round(traffic.bytes),
-        },
+        "rotary": rotary_choice(model, parameters.max_sequence_len),
+        "policy": _policy(parameters),
+        "weights": _weights(placement),
+        "cache": _cache(placement),
+        "conversation": _conversation(placement),
+        "context": _context(placement),
+        "traffic": traffic,
         "compresses": placement.compresses,
         "ranks": placement.ranks,
         "gpus": [_gpu(placement, gpu, use) for gpu, use in zip_longest(gpus, divided)],
         "speed": [speed for gpu in holders for batch in BATCHES if (speed := _speed(placement, gpu, batch))],
-        "break_even": _break_even(placement, traffic.pairs, holders),
+        "break_even": _break_even(placement, traffic["pairs_per_layer"], holders),
         "assumptions": list(ASSUMPTIONS),
+    }
+
+
+def _policy(parameters: PolicyParameters) -> dict[str, Any]:
+    divides = policies.method(parameters).divides
+    return {
+        **{name: value for name, value in asdict(parameters).items() if name != "split" or divides},
+        "layer_windows": None if parameters.layer_windows is None else list(parameters.layer_windows),
+        "linear_layers": None if parameters.linear_layers is None else list(parameters.linear_layers),
+        "max_sequence_len": parameters.max_sequence_len,
+        "dense_limit": parameters.dense_limit,
+        "pages": parameters.num_pages() if parameters.has_pages else 0,
+    }
+
+
+def _weights(placement: Placement) -> dict[str, Any]:
+    count, size = count_parameters(placement.model), weight_bytes(placement.model, placement.weights)
+    return {
+        "format": placement.weights,
+        "parameters": count.total,
+        "active_parameters": count.active,
+        "resident_bytes": round(size.resident),
+        "read_bytes_per_step": round(size.per_step),
+    }
+
+
+def _cache(placement: Placement) -> dict[str, Any]:
+    model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
+    full_row = _full_row_bytes(placement)
+    stored = cache_bytes(model, parameters, itemsize, turns=placement.turns)
+    return {
+        "format": parameters.kv_cache,
+        "bytes_per_element": itemsize,
+        "full_bytes_per_row": full_row,
+        "compressed_bytes_per_row": stored.total,
+        "used_bytes_per_row": cache_bytes(model, parameters.in_the_mean, itemsize, turns=placement.turns).total,
+        "keys_values_bytes_per_row": stored.keys_values,
+        "scales_bytes_per_row": stored.scales,
+        "page_bounds_bytes_per_row": stored.page_bounds,
+        "layers": layer_caches(model, parameters),
+        "batches": [
+            {"batch": batch, "full_bytes": batch * full_row, "compressed_bytes": batch * stored.total}
+            for batch in BATCHES
+        ],
+    }
+
+
+def _full_row_bytes(placement: Placement) -> int:
+    parameters = placement.parameters
+    return full_state_bytes(placement.model, parameters.max_sequence_len, placement.itemsize, parameters.kv_cache)
+
+
+def _conversation(placement: Placement) -> dict[str, Any]:
+    model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
+    alone, with_turns = (cache_bytes(model, parameters, itemsize, turns=turns) for turns in (False, placement.turns))
+    return {
+        "takes_turns": placement.turns,
+        "positions": parameters.max_sequence_len,
+        "longest_turn": parameters.max_input_len if placement.turns else 0,
+        "slot_positions_bytes_per_row": with_turns.total - alone.total,
+    }
+
+
+def _context(placement: Placement) -> dict[str, Any]:
+    parameters, longest = placement.parameters, placement.parameters.max_input_len
+    return {
+        "tokens": longest,
+        "bytes": stored_context_bytes(placement.model, parameters, placement.itemsize, longest, turns=placement.turns),
+        "shared_by_default": parameters.keeps_every_token if placement.turns else parameters.keeps_everything,
+        "query_agnostic": parameters.eviction.query_agnostic,
+    }
+
+
+def _traffic(placement: Placement) -> dict[str, Any]:
+    model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
+    found = row_traffic(model, parameters.in_the_mean, itemsize, parameters.max_input_len, parameters.max_output_len)
+    longest, one = (
+        full_cache_bytes(model, tokens, itemsize, parameters.kv_cache) for tokens in (parameters.max_sequence_len, 1)
+    )
+    return {
+        "full_pairs_per_layer": round(longest / one),
+        "pairs_per_layer": found.pairs,
+        "entries_per_layer": found.entries,
+        "full_bytes_per_row": _full_row_bytes(placement),
+        "bytes_per_row": round(found.bytes),
     }
 
 
