@@ -11,6 +11,11 @@ namespace {
 template <VectorFormat Format>
 constexpr int kMostHeads = Format == VectorFormat::kExact ? 1 : 4;
 
+/// Vectors of channels that are weighed at once. The sums of two of them and four heads leave room in 16 registers to
+/// widen codes; exact rows need none.
+template <VectorFormat Format>
+constexpr int kVectorsAtOnce = kWidth == 16 || Format == VectorFormat::kExact ? 4 : 2;
+
 /// Calls work<heads>(first head) for all heads, several at a time.
 template <int Heads, class Work>
 inline void by_heads(int64_t first, int64_t group, const Work& work) {
@@ -148,16 +153,16 @@ inline void weigh_block(const Table& values, int64_t count, const float* weights
 template <VectorFormat Format, int Heads>
 void weigh_heads(const Table& values, int64_t count, const float* weights, int64_t width, float* output,
                  int64_t output_width) {
-    constexpr int kParts = kVectors<Format>, kStretch = kParts * kWidth, kAtOnce = 4 / kParts;
+    constexpr int kParts = kVectors<Format>, kStretch = kParts * kWidth, kAtOnce = kVectorsAtOnce<Format> / kParts;
     const int64_t size = values.vectors.head_size;
     int64_t channel = 0;
     for (; channel + kAtOnce * kStretch <= size; channel += kAtOnce * kStretch) {
-        weigh_block<Heads, 4>(values, count, weights, width, output + channel, output_width,
-                              [&](const Row& row, Vector* parts) {
-                                  for (int at = 0; at < kAtOnce; ++at) {
-                                      load_channels<Format>(row, channel + at * kStretch, parts + at * kParts);
-                                  }
-                              });
+        weigh_block<Heads, kVectorsAtOnce<Format>>(
+            values, count, weights, width, output + channel, output_width, [&](const Row& row, Vector* parts) {
+                for (int at = 0; at < kAtOnce; ++at) {
+                    load_channels<Format>(row, channel + at * kStretch, parts + at * kParts);
+                }
+            });
     }
     for (; channel + kStretch <= size; channel += kStretch) {
         weigh_block<Heads, kParts>(values, count, weights, width, output + channel, output_width,
