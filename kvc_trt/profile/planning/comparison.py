@@ -19,7 +19,7 @@ from kvc_trt.methods.base.token_budget import tokens_of
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.profile.model_size import cache_itemsize
 from kvc_trt.profile.planning.buildable import check_buildable
-from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, row_traffic
+from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, full_step_bytes, row_traffic
 
 OF_ALL_POLICIES = ("layer_budget", "kv_cache", "window")
 """Settings given by the user that apply to every policy which has them."""
@@ -102,6 +102,6 @@ def _row(
         "stored_share": stored.total / full,
         "stored_share_by_formula": formula and formula.storage and formula.storage(compression),
         "read_bytes_per_step": round(read.bytes),
-        "read_share": read.bytes / full,
+        "read_share": read.bytes / full_step_bytes(choice.config, sequence, itemsize, filled.kv_cache or AUTO),
         "read_share_by_formula": formula and formula.traffic(compression),
     }
