@@ -56,6 +56,7 @@ def test_drafts_are_refused_where_a_build_refuses_them(
     [
         (["--draft-tokens", "4", "--backend", "tensorrt-llm"], "draft_tokens: 4 is for --backend"),
         (["--weights", "fp8", "--backend", "onnxruntime"], "--weights fp8: TensorRT alone multiplies"),
+        (["--weights", "bf16", "--kv-cache", "int8", "--set", "fp8_bounds=false"], "this engine computes in bfloat16"),
         (
             ["--set", "all_logits=true", "--policy", "snapkv-gqa", "--set", "layer_budget=squeeze-online"],
             "--all-logits: policy snapkv-gqa takes no turns",

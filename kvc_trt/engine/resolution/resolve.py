@@ -43,8 +43,7 @@ def resolve(
         stored = choice if config.random_weights is None else dataclasses.replace(choice, path=None, blocks=False)
         config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})
     check_backend_settings(config, backends)
-    if parameters.kv_cache != AUTO and parameters.has_pages and not parameters.fp8_bounds:
-        _check_exact_bounds(parameters, compute_dtype(config.weights))
+    check_exact_bounds(parameters, compute_dtype(config.weights))
     check_supported(parameters, choice.config, backend, backends)
     if config.tensor_parallel is not None:
         check_parallel(config.tensor_parallel, choice.config, parameters)
@@ -77,9 +76,10 @@ def check_graphs(config: BuildConfig, parameters: PolicyParameters) -> None:
         )
 
 
-def _check_exact_bounds(parameters: PolicyParameters, dtype: str) -> None:
+def check_exact_bounds(parameters: PolicyParameters, dtype: str) -> None:
     """Refuse bounds in 16 bits beside codes: rounded to nearest, they might promise less than a page holds."""
-    if dtype != "float32":
+    exact = parameters.kv_cache == AUTO or not parameters.has_pages or parameters.fp8_bounds
+    if not exact and dtype != "float32":
         raise InputError(
             f"fp8_bounds is false: page bounds of a cache in {parameters.kv_cache} are fp8 or float32, and this engine "
             f"computes in {dtype}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from kvc_trt.backends.registry import backend as backend_of
 from kvc_trt.backends.registry import backends
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.resolution.resolve import check_backend_settings, check_graphs
+from kvc_trt.engine.resolution.resolve import check_backend_settings, check_exact_bounds, check_graphs
+from kvc_trt.engine.resolution.resolved_build import compute_dtype
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
@@ -18,6 +19,8 @@ def check_buildable(filled: BuildConfig, parameters: PolicyParameters, model: Mo
     build for such a backend makes others of them.
     """
     check_graphs(filled, parameters)
+    if filled.weights != "auto":
+        check_exact_bounds(parameters, compute_dtype(filled.weights))
     if filled.backend == "auto":
         return
     if filled.weights == "auto":
