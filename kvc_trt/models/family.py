@@ -51,6 +51,13 @@ UNDECLARED: Mapping[str, Any] = {
 """Fields that `transformers` reads from any configuration, declared by its class or not -> the value without effect.
 `layer_types` has no effect either if every layer has full attention."""
 
+WHY_NOT: Mapping[str, str] = {
+    "layer_types": "its layers are all of one kind",
+    "attention_chunk_size": "no part attends within chunks",
+}
+"""Fields of `UNDECLARED` -> the reason why another value is refused, where the field does not say it."""
+MINISTRAL_3 = "Ministral 3 multiplies queries by a factor that grows with their position, and no part does"
+
 
 class DecoderFields(ForeignSchema):
     """The fields that all families have; a value that no part can express is refused, never ignored."""

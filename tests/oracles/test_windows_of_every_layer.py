@@ -195,10 +195,10 @@ def test_drafts_are_refused_by_name(checkpoint: Callable[[str], tuple[Path, Any]
 
 
 def test_backends_that_need_a_kernel_for_each_operator_are_refused_by_name() -> None:
-    assert supporting(resolved(EVERY), 2, backends()) == ["onnxruntime", "openvino", "torch"]
+    assert supporting(resolved(EVERY), our_config(EVERY), backends()) == ["onnxruntime", "openvino", "torch"]
     for backend in ("tensorrt", "tensorrt-llm"):
         with pytest.raises(InputError, match=f"backend {backend} has no kernel for prompt eviction layer-window"):
-            check_supported(resolved(EVERY), 2, backend, backends())
+            check_supported(resolved(EVERY), our_config(EVERY), backend, backends())
 
 
 def test_ranks_divide_the_rings() -> None:
