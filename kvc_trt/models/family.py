@@ -144,6 +144,8 @@ class Family:
     """The number that transformers takes for an absent `num_key_value_heads`. None, and null: as many as heads."""
     absent_head_size: int | None = None
     """The size that transformers takes for an absent `head_dim`. None, and null: hidden size over heads."""
+    absent_dtype: DType = "float32"
+    """The type of the weights where neither the configuration nor a tensor says it."""
     rotary_fraction: float | None = None
     """The share of a head's channels that rotate where `partial_rotary_factor` is absent; None: always all."""
     interleaved: bool = False

@@ -89,6 +89,8 @@ GPT_OSS = Family(
     harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),
     absent_kv_heads=8,
     absent_head_size=64,
+    # Published configurations state none; what is not in MXFP4 is stored in it.
+    absent_dtype="bfloat16",
     stacks=_stacks,
     other_form=alternating_gate,
     mxfp4=True,
