@@ -99,8 +99,8 @@ class GgufArchitecture:
     """Keys that `fields` understands, of those that change a model's results."""
     when: Callable[[GgufKeys], bool] = lambda _keys: True
     """Chooses among families with the same name."""
-    yarn: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `rope_scaling` that no key says, if it is YaRN's."""
+    yarn: Callable[[GgufKeys], Mapping[str, Any]] = lambda _keys: {}
+    """Fields of YaRN's `rope_scaling` that the keys of all files do not say."""
     tensors: Callable[[ModelConfig], Mapping[str, str]] = lambda _config: {}
     """Names of a layer's tensors, without `.weight` or `.bias`, that are not those of `kvc_trt.models.gguf.names`."""
     weights: Callable[[ModelConfig, Container[str]], Mapping[str, Rows]] = lambda _config, _tensors: {}

@@ -99,7 +99,7 @@ GPT_OSS = Family(
         keys=_GGUF_KEYS,
         fields=_fields_of_gguf,
         # llama.cpp rounds the bounds of YaRN's ramp, as other models do; the model was trained without.
-        yarn={"truncate": False},
+        yarn=lambda _keys: {"truncate": False},
         tensors=lambda _config: NORM_BEFORE_FEED_FORWARD,
     ),
 )
