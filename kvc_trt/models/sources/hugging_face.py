@@ -63,6 +63,11 @@ def read_decoder_fields(path: Path) -> tuple[Mapping[str, Any], bool]:
     return (fields, False) if text is None else (text, True)
 
 
+def states_dtype(fields: Mapping[str, Any]) -> bool:
+    """Return whether a decoder's fields say the type of its weights."""
+    return any(fields.get(name) is not None for name in ("dtype", "torch_dtype"))
+
+
 def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[str, str] | None = None) -> ModelConfig:
     """Validate every field; `source` (a path or preset name) opens each error message.
 
@@ -84,7 +89,7 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     defaults |= {"qkv_bias": False, "output_bias": False, "qk_norm": False, "sliding_window": None}
     return ModelConfig(
         architecture=fields.architectures[0],
-        dtype=fields.dtype or fields.torch_dtype or "float32",
+        dtype=fields.dtype or fields.torch_dtype or family.absent_dtype,
         vocab_size=fields.vocab_size,
         hidden_size=fields.hidden_size,
         intermediate_size=fields.intermediate_size,

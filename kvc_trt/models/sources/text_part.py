@@ -42,7 +42,9 @@ def text_fields(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any] | 
         why = f": {MINISTRAL_3}" if found == "ministral3" else ""
         expected = f"expected {kind} for {own.beside_images.name}{why}"
         raise InputError(f"{where}: model_type is {describe(found)}, {expected}")
-    fields = {**own.beside_images.absent, **{name: value for name, value in text.items() if value is not None}}
+    # A null stays: it may say what the absent field does not, as that no layer has a window.
+    defaults = {name: value for name, value in own.beside_images.absent.items() if text.get(name) is None}
+    fields = {**text, **defaults}
     # Releases of transformers read one or the other.
     outside, inside = (one.get("tie_word_embeddings") for one in (mapping, text))
     if None not in (outside, inside) and outside != inside:
