@@ -8,19 +8,23 @@ import pytest
 
 from kvc_trt.backends.registry import backends
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
-from kvc_trt.backends.tensorrt_llm.layers import NetworkLayers
 from kvc_trt.engine.supported import supporting
-from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import families
-from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sharding import shards
 from tests.backends.tensorrt.weightless import weightless_graphs
 from tests.graph.small_models import resolve
 from tests.oracles.family_models import MODELS, our_config
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
-HOSTS = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino", "torch": "torch"}
+BACKENDS = {
+    "ONNX Runtime": "onnxruntime",
+    "OpenVINO": "openvino",
+    "torch": "torch",
+    "TensorRT": "tensorrt",
+    "TensorRT-LLM": "tensorrt-llm",
+}
 BY_CLASS = {f"{prefix}ForCausalLM": name for name, (prefix, _) in reversed(MODELS.items())}
 """The first model of each architecture in the table of tests."""
 
@@ -41,14 +45,18 @@ def test_there_is_one_line_for_each_family_and_one_model_in_the_tests() -> None:
 def test_a_line_names_the_backends_that_run_its_family(architecture: str) -> None:
     model, gguf = our_config(BY_CLASS[architecture]), families()[architecture].gguf
     expected = {
-        **{title: _said(_is_built(model, name)) for title, name in HOSTS.items()},
-        "TensorRT": _said(_is_lowered(model)),
-        "TensorRT-LLM": _said(_has_network(model)),
+        **{title: _said(_is_built(model, name)) for title, name in BACKENDS.items()},
         "--tp": _said(_is_divided(model)),
         "GGUF": "no" if gguf is None else ", ".join(f"`{name}`" for name in gguf.names),
     }  # fmt: skip
     found = dict(zip(expected, rows()[architecture][1:], strict=True))
     assert found == expected
+
+
+@pytest.mark.parametrize("architecture", families())
+def test_the_lowering_takes_the_models_that_the_backend_is_said_to_take(architecture: str) -> None:
+    model = our_config(BY_CLASS[architecture])
+    assert _is_lowered(model) == _is_built(model, "tensorrt")
 
 
 def _said(able: bool) -> str:
@@ -57,7 +65,7 @@ def _said(able: bool) -> str:
 
 def _is_built(model: ModelConfig, backend: str) -> bool:
     """`tests/oracles/test_families.py` has the answers of those that are."""
-    return backend in supporting(resolve("rocketkv", model), model.num_hidden_layers, backends())
+    return backend in supporting(resolve("rocketkv", model), model, backends())
 
 
 def _is_lowered(model: ModelConfig) -> bool:
@@ -68,20 +76,6 @@ def _is_lowered(model: ModelConfig) -> bool:
     except InputError:
         return False
     return True
-
-
-def _has_network(model: ModelConfig) -> bool:
-    try:
-        NetworkLayers(_NoApi(), model, RandomWeights(model, 0), 64)  # type: ignore[arg-type]
-    except UnsupportedEnvironment:
-        return False
-    return True
-
-
-class _NoApi:
-    """Nothing of TensorRT-LLM is called before the model is judged."""
-
-    functional = None
 
 
 def _is_divided(model: ModelConfig) -> bool:

@@ -115,6 +115,6 @@ def benchmark_for(engine: EngineDirectory, options: RunOptions = DEFAULTS) -> Be
 def _able(name: str, engine: EngineDirectory, options: RunOptions) -> Backend:
     """Return the backend; InputError if it is unknown, or does not support the engine's policy or the options."""
     found = backend(name)
-    check_supported(engine.parameters, engine.model.num_hidden_layers, name, backends())
+    check_supported(engine.parameters, engine.model, name, backends())
     found.check_options(options)
     return found

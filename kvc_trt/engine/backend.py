@@ -67,6 +67,13 @@ class BuildBackend(ABC):
         missing = missing_graph(parameters, layers)
         return missing if missing is not None or self.every_operator else missing_kernel(parameters, layers)
 
+    def missing_part(self, model: ModelConfig) -> str | None:
+        """Return the parts of a model that its engines cannot compute, as in "no kernel for ..."; None without such.
+
+        Heavy libraries are not imported: a plan asks too.
+        """
+        return None
+
     def why_no_weights(self, kind: str) -> str:
         """Return the reason why it does not run weights of this format."""
         return self.refused_weights.get(kind, f"{self.name} does not run them")

@@ -51,6 +51,13 @@ UNDECLARED: Mapping[str, Any] = {
 """Fields that `transformers` reads from any configuration, declared by its class or not -> the value without effect.
 `layer_types` has no effect either if every layer has full attention."""
 
+WHY_NOT: Mapping[str, str] = {
+    "layer_types": "its layers are all of one kind",
+    "attention_chunk_size": "no part attends within chunks",
+}
+"""Fields of `UNDECLARED` -> the reason why another value is refused, where the field does not say it."""
+MINISTRAL_3 = "Ministral 3 multiplies queries by a factor that grows with their position, and no part does"
+
 
 class DecoderFields(ForeignSchema):
     """The fields that all families have; a value that no part can express is refused, never ignored."""
@@ -99,8 +106,8 @@ class GgufArchitecture:
     """Keys that `fields` understands, of those that change a model's results."""
     when: Callable[[GgufKeys], bool] = lambda _keys: True
     """Chooses among families with the same name."""
-    yarn: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `rope_scaling` that no key says, if it is YaRN's."""
+    yarn: Callable[[GgufKeys], Mapping[str, Any]] = lambda _keys: {}
+    """Fields of YaRN's `rope_scaling` that the keys of all files do not say."""
     tensors: Callable[[ModelConfig], Mapping[str, str]] = lambda _config: {}
     """Names of a layer's tensors, without `.weight` or `.bias`, that are not those of `kvc_trt.models.gguf.names`."""
     weights: Callable[[ModelConfig, Container[str]], Mapping[str, Rows]] = lambda _config, _tensors: {}
@@ -144,6 +151,8 @@ class Family:
     """The number that transformers takes for an absent `num_key_value_heads`. None, and null: as many as heads."""
     absent_head_size: int | None = None
     """The size that transformers takes for an absent `head_dim`. None, and null: hidden size over heads."""
+    absent_dtype: DType = "float32"
+    """The type of the weights where neither the configuration nor a tensor says it."""
     rotary_fraction: float | None = None
     """The share of a head's channels that rotate where `partial_rotary_factor` is absent; None: always all."""
     interleaved: bool = False

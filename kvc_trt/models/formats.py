@@ -10,11 +10,11 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import family
 from kvc_trt.models.family_weights import channel_order, in_our_order
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
-from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.checkpoint import Checkpoint, has_weights
 from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.fused_experts import is_mxfp4
 from kvc_trt.models.sources.hub import is_repository
-from kvc_trt.models.sources.hugging_face import read_config, read_decoder_fields
+from kvc_trt.models.sources.hugging_face import read_config, read_decoder_fields, states_dtype
 from kvc_trt.models.sources.int4 import Int4Layout, int4_layout, unpacked
 from kvc_trt.models.stacked_weights import StackedWeights
 from kvc_trt.models.weights import WeightSource, expected_tensors
@@ -64,12 +64,22 @@ def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
         checkpoint = GgufCheckpoint(path)
         checkpoint.close()
         return checkpoint.config, checkpoint.keeps_its_blocks
-    config, layout = read_config(path), int4_layout_of(path)
+    config, layout = _directory_config(path), int4_layout_of(path)
     own = family(config.architecture)
     moved = own.weights is not None or channel_order(config, interleaved=own.interleaved) is not None
     # Engines hold scales in float16, and models in bfloat16 have them in that type.
     held = layout is not None and layout.fits_blocks and config.dtype == "float16"
     return config, held and not moved and own.stacks is None
+
+
+def _directory_config(directory: Path) -> ModelConfig:
+    """Return the configuration of a Hugging Face directory; its tensors, if there are any, say a dtype not stated."""
+    config = read_config(directory)
+    if states_dtype(read_decoder_fields(directory / "config.json")[0]) or not has_weights(directory):
+        return config
+    checkpoint = Checkpoint(directory)
+    checkpoint.close()
+    return checkpoint.config
 
 
 def int4_layout_of(directory: Path) -> Int4Layout | None:

@@ -24,7 +24,7 @@ class StepCost:
     weight_bytes: float
     """Bytes of weights that a step of one row reads."""
     row_bytes: float
-    """Cache bytes read per row."""
+    """Bytes of cache and state moved per row (`RowTraffic.bytes`)."""
     row_flops: float = 0.0
     """Operations per row: two per parameter in a matrix."""
     expert_bytes: float = 0.0

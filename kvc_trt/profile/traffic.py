@@ -63,7 +63,7 @@ class RowTraffic:
     pairs: float
     """Pairs per KV head read in that layer."""
     bytes: float
-    """Bytes of cache, page bounds and the state of linear layers read over all layers."""
+    """Bytes of cache and page bounds read over all layers, and of the state of linear layers read and written."""
 
 
 def row_traffic(
@@ -71,9 +71,10 @@ def row_traffic(
 ) -> RowTraffic:
     """Return the cache traffic of one row in one decode step, without the append of one token (under 0.1%).
 
+    A linear layer stores its whole state anew in every step, so that is counted twice: read and written.
     Quest and exact top-k choose for each query head; as in the papers' accounting, one list per KV head is counted.
     """
-    total, entries, pairs = float(linear_bytes(model, itemsize)), 0, 0.0
+    total, entries, pairs = 2.0 * linear_bytes(model, itemsize), 0, 0.0
     part, times = _distinct_layers(model, parameters)
     for site in cache_sites(part, parameters):
         stored = _entries(site.parameters, prompt_tokens, generated)
@@ -145,6 +146,13 @@ def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int, k
 def full_state_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int, kv_cache: str = AUTO) -> int:
     """Return `full_cache_bytes` and the state of linear layers."""
     return full_cache_bytes(model, max_sequence_len, itemsize, kv_cache) + linear_bytes(model, itemsize)
+
+
+def full_step_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int, kv_cache: str = AUTO) -> int:
+    """Return the bytes that a step of one row moves if every token is kept that the model attends to.
+
+    It reads `full_cache_bytes`, and reads and writes the state of linear layers."""
+    return full_cache_bytes(model, max_sequence_len, itemsize, kv_cache) + 2 * linear_bytes(model, itemsize)
 
 
 def linear_bytes(model: ModelConfig, itemsize: int) -> int:

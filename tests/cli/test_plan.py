@@ -342,8 +342,15 @@ def test_linear_layers_are_there_without_a_cache(capsys):
     assert "layers 0-2, 4-6, 8-10, 12-14, 16-18, 20-22, 24-26, 28-30: no cache, a state of constant size" in printed
     assert "layers 3, 7, 11, 15, 19, 23, 27, 31: 3,192 slots" in printed
     assert "this policy, on average" not in printed
+    assert (
+        "\n24 layers are linear, with a state of constant size: a step reads and writes all 49.1 MiB of it\n" in printed
+    )
+    assert "bounds and other state 33.2 MiB, linear state 49.1 MiB, positions 399.0 KiB" in printed
     assert run([*command, "--json"]) == 0
-    layers = json.loads(capsys.readouterr().out)["cache"]["layers"]
+    cache = json.loads(capsys.readouterr().out)["cache"]
+    layers = cache["layers"]
+    last_inputs, memory = 3 * (2 * 2048 + 4096) * 2, 32 * 128 * 128 * 4
+    assert cache["linear_state_bytes_per_row"] == 24 * (last_inputs + memory) < cache["page_bounds_bytes_per_row"]
     assert [layer for layer, caches in enumerate(layers) if caches] == list(range(3, 32, 4))
     assert len(layers) == 32
 

@@ -44,11 +44,11 @@ def test_a_fixed_budget_for_each_layer_is_a_number_of_each_operator(backend):
 def test_policies_without_kernels_are_refused_with_the_backends_that_run_them(policy, backend):
     parameters = parameters_of(policy, **({"window": 8, "pool_kernel": 7} if policy == "snapkv" else {}))
     with pytest.raises(InputError) as caught:
-        check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
+        check_supported(parameters, LLAMA, backend, backends())
     assert f"policy {policy}: backend {backend} has no kernel for " in caught.value.message
     assert caught.value.message.endswith("; it runs on onnxruntime, openvino, torch")
     assert caught.value.hint == "--backend onnxruntime"
-    check_supported(parameters, LLAMA.num_hidden_layers, "onnxruntime", backends())
+    check_supported(parameters, LLAMA, "onnxruntime", backends())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_average_pooling_has_no_kernel_and_pytorch_says_what_runs():
         with pytest.raises(
             InputError, match=f"{backend} has no kernel for pool_kind avg, only for max; it runs on onnx"
         ):
-            check_supported(averages, LLAMA.num_hidden_layers, backend, backends())
+            check_supported(averages, LLAMA, backend, backends())
     assert backends()["torch"].missing(averages, LLAMA.num_hidden_layers) is None
     assert str(policy_path(LLAMA, averages)).startswith("rocketkv: prompt eviction runs as PyTorch operations")
 
@@ -83,7 +83,7 @@ def test_an_oracle_has_no_engine_at_all():
     parameters = replace(parameters_of("hybrid"), policy="exact-topk", decode_selection="exact-topk")
     for backend in names():
         with pytest.raises(InputError, match=r"policy exact-topk: .*; only the reference runs it"):
-            check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
+            check_supported(parameters, LLAMA, backend, backends())
 
 
 def test_every_policy_of_the_registry_is_served_or_refused_by_name():
@@ -162,10 +162,10 @@ def test_a_format_that_a_backend_does_not_store_is_refused_by_name(backend, kv_c
     parameters = parameters_of("rocketkv", kv_cache=kv_cache)
     able = ["onnxruntime", "openvino", "tensorrt", "torch"]
     if backend in able:
-        check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
+        check_supported(parameters, LLAMA, backend, backends())
         return
     with pytest.raises(InputError) as caught:
-        check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
+        check_supported(parameters, LLAMA, backend, backends())
     expected = f"backend {backend} has no caches in {kv_cache}, only in auto; it runs on {', '.join(able)}"
     assert expected in caught.value.message
     assert caught.value.hint == "--backend onnxruntime"

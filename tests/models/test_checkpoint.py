@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from kvc_trt.errors import LONGEST_MESSAGE, InputError
+from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.models.formats import read_model_config
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
 from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
@@ -64,6 +66,38 @@ def test_reads_the_same_tensors_from_one_file_and_from_shards(kind, request, tin
         assert checkpoint.dtype(name) == "float32"
         np.testing.assert_array_equal(checkpoint.read(name), source.read(name))
         np.testing.assert_array_equal(checkpoint.read_rows(name, 3, 7), source.read_rows(name, 3, 7))
+
+
+@pytest.mark.parametrize(
+    ("matrices", "norms"), [("bfloat16", "float32"), ("float16", "bfloat16"), ("float32", "float16")]
+)
+def test_the_type_of_most_floats_is_the_dtype_that_a_configuration_does_not_state(
+    matrices, norms, tmp_path, tiny_config, tiny_fields
+):
+    """Codes, such as MXFP4's, have more bytes here, and are no floats."""
+    source = RandomWeights(tiny_config(), 0)
+
+    def plan(name):
+        dtype = matrices if len(source.shape(name)) == 2 else norms
+        return TensorPlan(name, dtype, source.shape(name), lambda: source.read(name).astype(numpy_dtype(dtype)))
+
+    codes = TensorPlan("blocks", "uint8", (1 << 20,), lambda: np.zeros(1 << 20, np.uint8))
+    write_safetensors(tmp_path / SINGLE_FILE, [codes, *map(plan, source.names())])
+    for stated in (None, "float16"):
+        fields = tiny_fields() if stated is None else tiny_fields(torch_dtype=stated)
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        expected = stated or matrices
+        assert Checkpoint(tmp_path).config == tiny_config(dtype=expected)
+        assert read_model_config(tmp_path)[0] == tiny_config(dtype=expected)
+    (tmp_path / SINGLE_FILE).unlink()
+    (tmp_path / "config.json").write_text(json.dumps(tiny_fields()))
+    assert read_model_config(tmp_path)[0].dtype == "float32"
+
+
+def test_a_plan_without_all_shards_does_not_ask_them_for_their_dtype(sharded):
+    assert read_model_config(sharded)[0].dtype == "float32"
+    (sharded / HALVES[1]).unlink()
+    assert read_model_config(sharded)[0].dtype == "float32"
 
 
 def test_tokenizer_files_are_those_that_exist(single, sharded):

@@ -20,6 +20,7 @@ from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.hugging_face import parse_config
+from kvc_trt.models.sources.text_part import text_fields
 from kvc_trt.models.weights import WeightSource
 from tests.oracles.family_models import config_class, our_config, their_config, written
 from tests.small_model import SMALL
@@ -318,11 +319,24 @@ def test_a_checkpoint_in_our_order_is_read_unchanged() -> None:
         ("qwen2", {"is_causal": None}, "is_causal is null, expected true"),
         ("gemma3", {"is_causal": False}, "is_causal is false, expected true"),
         ("llama", {"sliding_window": 64}, "sliding_window is 64, expected null"),
-        ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is 'sliding_attention'"),
+        (
+            "llama",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types is 'sliding_attention', expected null for LlamaForCausalLM: its layers are all of one kind",
+        ),
         ("llama", {"layer_types": {"full_attention": 1}}, "layer_types is {'full_attention': 1}, expected null"),
-        ("llama", {"attention_chunk_size": 8192}, "attention_chunk_size is 8192, expected null"),
+        (
+            "llama",
+            {"attention_chunk_size": 8192},
+            "attention_chunk_size is 8192, expected null for LlamaForCausalLM: no part attends within chunks",
+        ),
         ("llama", {"kv_sharing_modes": ["reuse"]}, "kv_sharing_modes is .* expected null"),
         ("llama", {"per_layer_config": {"0": {"intermediate_size": 8}}}, "per_layer_config is .* expected null"),
+        (
+            "llama",
+            {"architectures": ["Ministral3ForCausalLM"]},
+            "another class: Ministral 3 multiplies queries by a fac",
+        ),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false, expected true"),
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm is true, expected false"),
         ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32, expected 64 as hidden_size"),
@@ -332,6 +346,14 @@ def test_a_field_that_no_part_computes_is_refused_by_name(name: str, change: dic
     pytest.importorskip("transformers")
     with pytest.raises(InputError, match=message):
         parse_config({**json.loads(their_config(name).to_json_string()), **change}, "config.json")
+
+
+def test_a_decoder_of_ministral_3_is_refused_with_the_reason() -> None:
+    given = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}}
+    with pytest.raises(
+        InputError, match=r"'ministral3', expected mistral for Mistral3.*: Ministral 3 multiplies queries"
+    ):
+        text_fields(given, "config.json")
 
 
 def test_learned_positions_end_where_the_checkpoint_ends() -> None:

@@ -153,7 +153,12 @@ def _of_gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_olmo3(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": _slides(config)}
+    """Return what earlier converters wrote; later ones write the keys of all families."""
+    return {
+        "attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": _slides(config),
+        "rope.scaling.attn_factor": config["rope_parameters"]["full_attention"].get("attention_factor"),
+        "rope.scaling.yarn_attn_factor": None, "rope.scaling.yarn_beta_fast": None, "rope.scaling.yarn_beta_slow": None,
+    }  # fmt: skip
 
 
 def _of_gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +20,7 @@ from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.errors import InputError
 from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.weights import EngineWeights
+from kvc_trt.models.config import Yarn
 from kvc_trt.models.family import families
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.gguf.header import GgufHeader
@@ -36,7 +38,11 @@ FILES: dict[str, dict[str, Any]] = {
     "qwen2": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
                                   "original_max_position_embeddings": 256}},
     "phi3": {"sliding_window": 900}, "phi3-past-its-window": {}, "phi3-longrope": {}, "phi4-mini": {},
-    "mistral-past-its-window": {}, "olmo": {}, "olmo2": {}, "olmo3": {},
+    "mistral-past-its-window": {}, "olmo": {}, "olmo2": {},
+    "olmo3": {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                                  "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0,
+                                                     "original_max_position_embeddings": 128,
+                                                     "attention_factor": 1.5}}},
     "gemma2": {"query_pre_attn_scalar": 16, "tie_word_embeddings": True, "num_hidden_layers": 12,
                "attn_logit_softcapping": 5.0}, "gemma3": {"query_pre_attn_scalar": 16},
     "granite": {}, "command-r": {}, "command-r-plus": {}, "command-r7b-past-its-window": {},
@@ -232,6 +238,26 @@ def test_a_first_part_may_have_no_tensors(made: Callable[[str], Made], tmp_path:
     assert not gguf.GGUFReader(first).tensors
     whole, found = GgufCheckpoint(made("mixtral").path), GgufCheckpoint(first)
     assert sorted(found.names()) == sorted(whole.names())
+
+
+def test_the_attention_factor_of_olmo_3_is_read_from_files_of_all_converters(tmp_path: Path) -> None:
+    """Earlier ones copied it into a key in which other writers may have left llama.cpp's neutral value."""
+    written("olmo3", tmp_path / "checkpoint", **FILES["olmo3"])
+    older, newer, kind = (f"rope.scaling.{name}" for name in ("attn_factor", "yarn_attn_factor", "type"))
+    default = 0.1 * math.log(8) + 1
+    cases: list[tuple[dict[str, Any], float]] = [
+        ({}, 1.5), ({newer: 1.5}, 1.5), ({older: None, newer: 1.5}, 1.5), ({older: None}, default),
+        ({older: 1.0}, default),
+    ]  # fmt: skip
+    for number, (keys, expected) in enumerate(cases):
+        path = write_gguf(tmp_path / "checkpoint", tmp_path / f"{number}.gguf", keys=keys)
+        scaling = GgufCheckpoint(path).config.rotary_scaling
+        assert isinstance(scaling, Yarn)
+        assert scaling.attention_factor == pytest.approx(expected, rel=1e-7)
+    for changed in ("none", "linear", None):
+        path = write_gguf(tmp_path / "checkpoint", tmp_path / "without.gguf", keys={kind: changed})
+        with pytest.raises(InputError, match=r"olmo2\.rope\.scaling\.attn_factor is 1\.5, expected 1\.0 without YaRN"):
+            GgufCheckpoint(path)
 
 
 @pytest.mark.parametrize("kind", ["expert", "vector", "narrow"])

@@ -158,9 +158,9 @@ def test_drafts_are_refused_by_name(checkpoint: tuple[Path, Any], tmp_path: Path
 
 
 def test_backends_that_need_a_kernel_for_each_operator_are_refused_by_name() -> None:
-    assert supporting(resolved("full"), 4, backends()) == ["onnxruntime", "openvino", "torch"]
+    assert supporting(resolved("full"), our_config("gemma3"), backends()) == ["onnxruntime", "openvino", "torch"]
     with pytest.raises(InputError, match="backend tensorrt has no kernel for prompt eviction layer-window"):
-        check_supported(resolved("full"), 4, "tensorrt", backends())
+        check_supported(resolved("full"), our_config("gemma3"), "tensorrt", backends())
 
 
 def test_ranks_divide_the_rings_and_refuse_what_else_has_no_kernel() -> None:

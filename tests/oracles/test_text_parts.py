@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from safetensors.torch import load_file, save_file
 
 from kvc_trt import Engine, build
@@ -52,19 +53,24 @@ OF_IMAGES = {
 """Fields that only images need."""
 
 
-def written_with_images(prefix: str, directory: Path, **outer: Any) -> Any:
-    """Write a small random checkpoint as transformers does; return its model."""
+def config_with_images(prefix: str, **changes: Any) -> Any:
+    """Return transformers' configuration of a small model; `changes` are fields of its decoder."""
     transformers.logging.set_verbosity_error()
-    name, changes, vision = MODELS[prefix]
-    text = {**json.loads(their_config(name).to_json_string()), **changes}
-    settings = {"tie_word_embeddings": False, **outer}
+    name, own, vision = MODELS[prefix]
+    text = {**json.loads(their_config(name).to_json_string()), **own, **changes}
     config = getattr(transformers, f"{prefix}Config")(
-        text_config=text, vision_config=dict(vision), attn_implementation="eager", **settings
+        text_config=text, vision_config=dict(vision), attn_implementation="eager", tie_word_embeddings=False
     )
     config.architectures = [f"{prefix}ForConditionalGeneration"]
+    return config
+
+
+def written_with_images(prefix: str, directory: Path, **changes: Any) -> Any:
+    """Write a small random checkpoint as transformers does; return its model."""
+    config = config_with_images(prefix, **changes)
     torch.manual_seed(0)
     model = getattr(transformers, config.architectures[0])(config).eval()
-    randomise(model, name)
+    randomise(model, MODELS[prefix][0])
     model.save_pretrained(directory)
     return model
 
@@ -181,6 +187,47 @@ def test_fields_that_published_files_leave_out_have_transformers_defaults() -> N
     assert found == parse_config(fields, "config.json")
     assert (found.vocab_size, found.num_attention_heads, found.head_size) == (262208, 8, 256)
     assert found.eos_token_ids == (1, 106)
+
+
+def test_a_window_of_null_is_none_as_in_the_published_mistral_small(tmp_path: Path) -> None:
+    """An absent window is one of 4096 tokens, which the file must not be taken to leave out."""
+    model = written_with_images("Mistral3", tmp_path, sliding_window=None, max_position_embeddings=8192)
+    stated = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    assert stated["sliding_window"] is None
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config.sliding_window is None
+    prompt = torch.randint(3, 64, (4500,), generator=torch.Generator().manual_seed(13))
+    answer, logits = answer_of(model, prompt)
+    found = reference_logits(checkpoint.config, weights_of(checkpoint), prompt, answer)
+    torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", MODELS)
+def test_a_null_in_text_config_means_what_it_means_to_transformers(prefix: str) -> None:
+    """Every field that is read, but those that transformers wants a value of."""
+    whole = json.loads(config_with_images(prefix).to_json_string())
+    whole["text_config"]["tie_word_embeddings"] = False
+    architecture, compared = f"{prefix}ForConditionalGeneration", []
+    (own,) = (one for one in families().values() if one.beside_images and one.beside_images.name == architecture)
+    for name in {own.spelling.get(ours, ours) for ours in own.fields.model_fields}:
+        fields = {**whole, "text_config": {**whole["text_config"], name: None}}
+        try:
+            theirs = getattr(transformers, f"{prefix}Config").from_dict(fields).text_config
+        except StrictDataclassFieldValidationError:
+            continue
+        theirs.architectures = [own.architecture]
+        expected = {**json.loads(theirs.to_json_string()), "tie_word_embeddings": False}
+        assert parsed_or_refused(text_fields(fields, "config.json")) == parsed_or_refused(expected), name
+        compared.append(name)
+    assert {"sliding_window", "rope_theta", "torch_dtype"} & set(own.fields.model_fields) <= set(compared)
+
+
+def parsed_or_refused(fields: Any) -> Any:
+    """Return the configuration, or why there is none."""
+    try:
+        return parse_config(fields, "config.json")
+    except InputError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,19 @@ def test_layers_slide_where_transformers_lets_them_without_layer_types(name: str
     assert (found or (0,) * 4) == slides
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "smollm3"])
+def test_a_window_of_null_is_none_and_an_absent_one_the_default_of_transformers(name: str) -> None:
+    """Null says more than nothing: transformers takes 4096 for an absent window of Qwen's."""
+    switched_on = {"use_sliding_window": True, "max_window_layers": 1}
+    theirs = their_config(name, **switched_on, sliding_window=None)
+    assert theirs.sliding_window is None
+    fields = {**json.loads(theirs.to_json_string()), **switched_on, "sliding_window": None, "layer_types": None}
+    assert parse_config(fields, name).windows(8192) is None
+    del fields["sliding_window"]
+    found = parse_config(fields, name).windows(8192)
+    assert (None if found is None else max(found)) == their_config(name, **switched_on).sliding_window
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     st.sampled_from([EVERY, SOME]),
@@ -195,10 +208,10 @@ def test_drafts_are_refused_by_name(checkpoint: Callable[[str], tuple[Path, Any]
 
 
 def test_backends_that_need_a_kernel_for_each_operator_are_refused_by_name() -> None:
-    assert supporting(resolved(EVERY), 2, backends()) == ["onnxruntime", "openvino", "torch"]
+    assert supporting(resolved(EVERY), our_config(EVERY), backends()) == ["onnxruntime", "openvino", "torch"]
     for backend in ("tensorrt", "tensorrt-llm"):
         with pytest.raises(InputError, match=f"backend {backend} has no kernel for prompt eviction layer-window"):
-            check_supported(resolved(EVERY), 2, backend, backends())
+            check_supported(resolved(EVERY), our_config(EVERY), backend, backends())
 
 
 def test_ranks_divide_the_rings() -> None:

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import describe, resolve
-from kvc_trt.profile.traffic import cache_bytes, entries_cached, full_cache_bytes, row_traffic
+from kvc_trt.profile.planning.placement import on_one_gpu
+from kvc_trt.profile.traffic import (
+    cache_bytes,
+    entries_cached,
+    full_cache_bytes,
+    full_state_bytes,
+    full_step_bytes,
+    linear_bytes,
+    row_traffic,
+)
 
 LLAMA = load_preset("llama3.1-8b").config
 
@@ -103,3 +112,20 @@ def test_where_every_layer_slides_a_row_is_read_as_one_of_them():
     parameters = resolve("full", model=model, token_budget=None, max_input_len=8192, max_output_len=128)
     traffic = row_traffic(model, parameters, 2, 8192)
     assert (traffic.entries, traffic.pairs) == (1024, 1024)
+
+
+def test_a_step_reads_and_writes_the_state_of_linear_layers():
+    model = load_preset("qwen3.5-9b").config
+    state = linear_bytes(model, 2)
+    parameters = resolve("full", model=model, token_budget=None, max_input_len=8064, max_output_len=128)
+    moved = row_traffic(model, parameters, 2, 8064, 128).bytes
+    assert moved == full_cache_bytes(model, 8192, 2) + 2 * state == full_step_bytes(model, 8192, 2)
+    assert full_state_bytes(model, 8192, 2) == moved - state
+
+
+def test_a_plan_counts_the_state_of_linear_layers_on_both_sides():
+    model = load_preset("qwen3.5-9b").config
+    parameters = resolve("rocketkv", model=model, token_budget=512, max_input_len=8064, max_output_len=128)
+    sides = on_one_gpu(model, parameters, "bf16", turns=True).sides
+    assert sides["full"].step.row_bytes == full_step_bytes(model, 8192, 2)
+    assert sides["compressed"].step.row_bytes > 2 * linear_bytes(model, 2)

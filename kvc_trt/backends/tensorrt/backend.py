@@ -13,6 +13,7 @@ from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.tensorrt.forecast import device_memory
 from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, no_turns, target_problem
+from kvc_trt.backends.tensorrt.parts import missing_part
 from kvc_trt.engine.backend import QUANTISED
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 
@@ -72,6 +73,10 @@ class TensorRtBackend(Backend):
     @override
     def target_problem(self, target: Any) -> str | None:
         return target_problem(target, self.name, frozenset({"tensorrt"}))
+
+    @override
+    def missing_part(self, model: ModelConfig) -> str | None:
+        return missing_part(model)
 
     @override
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:

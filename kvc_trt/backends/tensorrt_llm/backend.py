@@ -12,11 +12,13 @@ from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.tensorrt.building import profiles
 from kvc_trt.backends.tensorrt.format import WITH_PLANS, target_problem
+from kvc_trt.backends.tensorrt_llm.parts import missing_part
 
 if TYPE_CHECKING:
     from kvc_trt.engine.graph_stages import Makers
     from kvc_trt.engine.resolution.model_choice import ModelSource
     from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
+    from kvc_trt.models.config import ModelConfig
     from kvc_trt.progress import Progress
 
 
@@ -63,6 +65,10 @@ class TensorRtLlmBackend(Backend):
     @override
     def target_problem(self, target: Any) -> str | None:
         return target_problem(target, self.name, frozenset({"tensorrt", "tensorrt_llm"}))
+
+    @override
+    def missing_part(self, model: ModelConfig) -> str | None:
+        return missing_part(model)
 
     @override
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:

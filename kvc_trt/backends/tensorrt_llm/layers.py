@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi, Tensor
+from kvc_trt.backends.tensorrt_llm.parts import missing_part
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.methods.base.parameters import PolicyParameters
-from kvc_trt.models.config import ModelConfig, ModelDescription
+from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
-from kvc_trt.models.rope import query_scale, rotary_tables
+from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.compaction.compact import COMPACT
@@ -31,11 +32,7 @@ class NetworkLayers:
     """Adds layers to the network of the enclosing net_guard; `model.dtype` is the type of weights and activations."""
 
     def __init__(self, api: BuilderApi, model: ModelConfig, weights: WeightSource, length: int) -> None:
-        if model.description != ModelDescription() or query_scale(model, 0) is not None:
-            raise UnsupportedEnvironment(
-                f"{model.architecture} with YaRN, or biases in the feed-forward block: this adapter writes neither",
-                hint="--backend tensorrt",
-            )
+        assert missing_part(model) is None, "a build asks before it does any work"
         self.api, self.model = api, model
         self._f, self._weights = api.functional, weights
         self._length = length

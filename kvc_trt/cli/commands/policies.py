@@ -100,7 +100,7 @@ def kernel_table() -> str:
 def engines(policy: str) -> list[str]:
     """Return the backends that can have an engine of the policy; an oracle has none."""
     model, parameters = _resolved(policy)
-    return supporting(parameters, model.num_hidden_layers, backends())
+    return supporting(parameters, model, backends())
 
 
 def _resolved(policy: str) -> tuple[ModelConfig, PolicyParameters]:

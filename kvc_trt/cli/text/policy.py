@@ -27,7 +27,7 @@ def describe_parameters(parameters: PolicyParameters) -> str:
     if parameters.layer_windows is not None and not all(parameters.layer_windows):
         parts.append(sliding_layers(parameters.layer_windows))
     if parameters.linear_layers is not None:
-        parts.append(f"{len(parameters.linear_layers)} layers are linear, with a state of constant size")
+        parts.append(linear_layers(parameters.linear_layers))
     return "; ".join(parts)
 
 
@@ -36,6 +36,11 @@ def sliding_layers(windows: Sequence[int]) -> str:
     sizes = sorted(set(filter(None, windows)))
     span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     return f"{sum(map(bool, windows))} of {len(windows)} layers slide and keep their window of {span} tokens exactly"
+
+
+def linear_layers(layers: Sequence[int]) -> str:
+    """Say how many layers are linear."""
+    return f"{len(layers)} layers are linear, with a state of constant size"
 
 
 def compresses_nothing(parameters: PolicyParameters) -> str | None:

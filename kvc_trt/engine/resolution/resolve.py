@@ -38,25 +38,13 @@ def resolve(
     config = config.model_copy(update={"backend": backend})
     draft = ResolvedBuild(config, choice.config)
     parameters = draft.parameters
-    if config.draft_tokens is not None and parameters.no_drafts is not None:
-        of_model = parameters.layer_windows or parameters.linear_layers
-        another = "" if of_model else ", or take another --policy (see `kvc-trt policies --drafts`)"
-        raise InputError(
-            f"--draft-tokens {config.draft_tokens}: policy {config.policy} checks no drafts: {parameters.no_drafts}",
-            hint=f"leave it out{another}",
-        )
-    if config.all_logits and parameters.no_turn is not None:
-        raise InputError(
-            f"--all-logits: policy {config.policy} takes no turns: {parameters.no_turn}",
-            hint="leave it out, or take another --policy (see `kvc-trt policies --turns`)",
-        )
+    check_graphs(config, parameters)
     if config.weights == "auto":
         stored = choice if config.random_weights is None else dataclasses.replace(choice, path=None, blocks=False)
         config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})
     check_backend_settings(config, backends)
-    if parameters.kv_cache != AUTO and parameters.has_pages and not parameters.fp8_bounds:
-        _check_exact_bounds(parameters, compute_dtype(config.weights))
-    check_supported(parameters, choice.config.num_hidden_layers, backend, backends)
+    check_exact_bounds(parameters, compute_dtype(config.weights))
+    check_supported(parameters, choice.config, backend, backends)
     if config.tensor_parallel is not None:
         check_parallel(config.tensor_parallel, choice.config, parameters)
     config = _pinned(config, parameters, recorded or {})
@@ -72,9 +60,26 @@ def resolve(
     return resolved
 
 
-def _check_exact_bounds(parameters: PolicyParameters, dtype: str) -> None:
+def check_graphs(config: BuildConfig, parameters: PolicyParameters) -> None:
+    """Raise InputError for a graph that the configuration asks for and the policy cannot have with this model."""
+    if config.draft_tokens is not None and parameters.no_drafts is not None:
+        of_model = parameters.layer_windows or parameters.linear_layers
+        another = "" if of_model else ", or take another --policy (see `kvc-trt policies --drafts`)"
+        raise InputError(
+            f"--draft-tokens {config.draft_tokens}: policy {config.policy} checks no drafts: {parameters.no_drafts}",
+            hint=f"leave it out{another}",
+        )
+    if config.all_logits and parameters.no_turn is not None:
+        raise InputError(
+            f"--all-logits: policy {config.policy} takes no turns: {parameters.no_turn}",
+            hint="leave it out, or take another --policy (see `kvc-trt policies --turns`)",
+        )
+
+
+def check_exact_bounds(parameters: PolicyParameters, dtype: str) -> None:
     """Refuse bounds in 16 bits beside codes: rounded to nearest, they might promise less than a page holds."""
-    if dtype != "float32":
+    exact = parameters.kv_cache == AUTO or not parameters.has_pages or parameters.fp8_bounds
+    if not exact and dtype != "float32":
         raise InputError(
             f"fp8_bounds is false: page bounds of a cache in {parameters.kv_cache} are fp8 or float32, and this engine "
             f"computes in {dtype}",

@@ -89,6 +89,8 @@ GPT_OSS = Family(
     harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),
     absent_kv_heads=8,
     absent_head_size=64,
+    # Published configurations state none; what is not in MXFP4 is stored in it.
+    absent_dtype="bfloat16",
     stacks=_stacks,
     other_form=alternating_gate,
     mxfp4=True,
@@ -97,7 +99,7 @@ GPT_OSS = Family(
         keys=_GGUF_KEYS,
         fields=_fields_of_gguf,
         # llama.cpp rounds the bounds of YaRN's ramp, as other models do; the model was trained without.
-        yarn={"truncate": False},
+        yarn=lambda _keys: {"truncate": False},
         tensors=lambda _config: NORM_BEFORE_FEED_FORWARD,
     ),
 )

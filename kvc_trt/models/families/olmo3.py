@@ -13,7 +13,7 @@ from kvc_trt.models.families.olmo2 import OLMO2
 from kvc_trt.models.family import DecoderFields, GgufArchitecture, LayerType
 from kvc_trt.models.fields.rotary import Base, Length
 from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention, of_full_layers
-from kvc_trt.models.gguf.keys import LOCAL_BASE, WINDOW, GgufKeys
+from kvc_trt.models.gguf.keys import LOCAL_BASE, SHARPNESS, WINDOW, GgufKeys
 
 
 class _Fields(DecoderFields):
@@ -46,7 +46,14 @@ def _check_bases(fields: _Fields, given: Mapping[str, Any]) -> None:
         )
 
 
+def _yarn_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    """Earlier converters copied `attention_factor` into this key; later ones write the key of all families."""
+    return {} if keys[SHARPNESS] in (None, 1.0) else {"attention_factor": keys[SHARPNESS]}
+
+
 def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    if keys["rope.scaling.type"] != "yarn" and keys[SHARPNESS] not in (None, 1.0):
+        raise keys.wrong(SHARPNESS, "1.0 without YaRN")
     return {**keys.sliding_fields(4), "rope_local_base_freq": keys[LOCAL_BASE] or keys["rope.freq_base"]}
 
 
@@ -57,6 +64,11 @@ OLMO3 = replace(
     describe=_describe,
     fields_of=fields_of_attention,
     gguf=GgufArchitecture(
-        ("olmo2",), keys={"sliding_window": WINDOW}, fields=_fields_of_gguf, when=lambda keys: bool(keys[WINDOW])
+        ("olmo2",),
+        keys={"sliding_window": WINDOW},
+        fields=_fields_of_gguf,
+        reads=frozenset({SHARPNESS}),
+        when=lambda keys: bool(keys[WINDOW]),
+        yarn=_yarn_of_gguf,
     ),
 )

@@ -12,9 +12,8 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows, in_one_matrix
 from kvc_trt.models.fields.rotary import Length
-from kvc_trt.models.gguf.keys import WINDOW, GgufKeys
+from kvc_trt.models.gguf.keys import SHARPNESS, WINDOW, GgufKeys
 
-_SHARPNESS = "rope.scaling.attn_factor"
 _LISTS = {"long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
 """Tensors of a GGUF file with the factors of LongRoPE."""
 
@@ -55,7 +54,7 @@ def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
     factors = {f"{name}_factor": keys.numbers(tensor, channels // 2) for name, tensor in _LISTS.items()}
     original = keys["rope.scaling.original_context_length"]
     scaling = {"rope_type": "longrope", **factors, "original_max_position_embeddings": original}
-    sharpness = {} if keys[_SHARPNESS] is None else {"attention_factor": keys[_SHARPNESS]}
+    sharpness = {} if keys[SHARPNESS] is None else {"attention_factor": keys[SHARPNESS]}
     return {**fields, "original_max_position_embeddings": original, "rope_scaling": {**scaling, **sharpness}}
 
 
@@ -69,7 +68,7 @@ PHI3 = Family(
     gguf=GgufArchitecture(
         ("phi3",),
         keys={"sliding_window": WINDOW},
-        reads=frozenset({_SHARPNESS}),
+        reads=frozenset({SHARPNESS}),
         fields=_fields_of_gguf,
         keeps_spaces=frozenset({"<unk>", "<s>", "<|endoftext|>"}),
     ),

@@ -16,7 +16,7 @@ class QwenFields(DecoderFields):
     """Fields that Qwen2, Qwen3 and SmolLM3 share: a window, and the layers that have it."""
 
     absent_window: ClassVar[int | None] = ABSENT_WINDOW
-    """The window of a configuration that states none."""
+    """The window of a configuration that states none; null is none."""
     use_sliding_window: bool = False
     sliding_window: Any = None
     max_window_layers: Annotated[int, Field(ge=0)] = 28
@@ -24,9 +24,12 @@ class QwenFields(DecoderFields):
     layer_types: list[LayerType] | None = None
 
 
-def window_of(fields: QwenFields) -> int | None:
-    """Return how many tokens layers with a window see; None if there are none. ValueError for no number of tokens."""
-    window = fields.sliding_window if "sliding_window" in fields.model_fields_set else fields.absent_window
+def window_of(fields: QwenFields, given: Mapping[str, Any]) -> int | None:
+    """Return how many tokens layers with a window see; None if there are none. ValueError for no number of tokens.
+
+    `given` is the whole configuration.
+    """
+    window = fields.sliding_window if "sliding_window" in given else fields.absent_window
     if not fields.use_sliding_window or window is None:
         # transformers masks such layers of SmolLM3 whatever use_sliding_window says.
         if "sliding_attention" in (fields.layer_types or ()):
@@ -37,12 +40,14 @@ def window_of(fields: QwenFields) -> int | None:
     return window
 
 
-def by_layer(fields: QwenFields, description: ModelDescription, otherwise: Sequence[bool]) -> dict[str, Any]:
+def by_layer(
+    fields: QwenFields, given: Mapping[str, Any], description: ModelDescription, otherwise: Sequence[bool]
+) -> dict[str, Any]:
     """Return `sliding_window` and `description`: by `layer_types`, and otherwise where `otherwise` says.
 
     ValueError for a list of another length than the layers.
     """
-    window, kinds, layers = window_of(fields), fields.layer_types, fields.num_hidden_layers
+    window, kinds, layers = window_of(fields, given), fields.layer_types, fields.num_hidden_layers
     if kinds is not None and len(kinds) != layers:
         raise ValueError(f"layer_types has {len(kinds)} names, expected one for each of {layers} layers")
     slides = otherwise if kinds is None else [kind == "sliding_attention" for kind in kinds]
@@ -54,8 +59,8 @@ def after_first_layers(fields: QwenFields) -> list[bool]:
     return [layer >= fields.max_window_layers for layer in range(fields.num_hidden_layers)]
 
 
-def _describe(fields: QwenFields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"qkv_bias": True, **by_layer(fields, ModelDescription(), after_first_layers(fields))}
+def _describe(fields: QwenFields, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"qkv_bias": True, **by_layer(fields, given, ModelDescription(), after_first_layers(fields))}
 
 
 QWEN2 = Family(

@@ -27,11 +27,11 @@ class _Fields(QwenFields, QwenExpertFields):
     qkv_bias: bool = True
 
 
-def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     experts = experts_of(fields, fields.shared_expert_intermediate_size)
     # Not as in Qwen2: every second of the first layers slides.
     otherwise = [layer % 2 == 0 and layer < fields.max_window_layers for layer in range(fields.num_hidden_layers)]
-    return {"qkv_bias": fields.qkv_bias, **by_layer(fields, ModelDescription(experts=experts), otherwise)}
+    return {"qkv_bias": fields.qkv_bias, **by_layer(fields, given, ModelDescription(experts=experts), otherwise)}
 
 
 def _fields_of(description: ModelDescription) -> Mapping[str, Any]:

@@ -15,9 +15,9 @@ class _Fields(QwenFields):
     attention_bias: bool = False
 
 
-def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     biased = fields.attention_bias
-    windows = by_layer(fields, ModelDescription(), after_first_layers(fields))
+    windows = by_layer(fields, given, ModelDescription(), after_first_layers(fields))
     return {"qk_norm": True, "qkv_bias": biased, "output_bias": biased, **windows}
 
 

@@ -23,12 +23,12 @@ class _Fields(QwenFields, QwenExpertFields):
     attention_bias: bool = False
 
 
-def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qk_norm": True,
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        "sliding_window": window_of(fields),
+        "sliding_window": window_of(fields, given),
         "description": ModelDescription(experts=experts_of(fields)),
     }
 

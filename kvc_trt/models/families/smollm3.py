@@ -24,7 +24,7 @@ class _Fields(QwenFields):
     tie_word_embeddings: bool = True
 
 
-def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     layers, rotating = fields.num_hidden_layers, fields.no_rope_layers
     if rotating is None:
         rotating = [int((layer + 1) % fields.no_rope_layer_interval != 0) for layer in range(layers)]
@@ -35,7 +35,7 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
-        **by_layer(fields, description, [not one.rotary for one in attention]),
+        **by_layer(fields, given, description, [not one.rotary for one in attention]),
     }
 
 

@@ -17,7 +17,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import Family, families
 from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, Scalar
-from kvc_trt.models.gguf.keys import EPSILON, EXPERTS, LATER_TOKENS, WINDOW, GgufKeys
+from kvc_trt.models.gguf.keys import EPSILON, EXPERTS, LATER_TOKENS, SHARPNESS, WINDOW, GgufKeys
 from kvc_trt.models.gguf.names import EMBEDDING, HEAD, ROPE_FACTORS
 from kvc_trt.models.gguf.rope_factors import check_shape, llama3_scaling
 from kvc_trt.models.sources.hugging_face import parse_config
@@ -56,7 +56,7 @@ _NEUTRAL: Mapping[str, tuple[Scalar, ...]] = {
     LATER_TOKENS: (0,),
     "residual_scale": (0.0,),
     "rope.scaling.alpha": (0.0,),
-    "rope.scaling.attn_factor": (1.0,),
+    SHARPNESS: (1.0,),
     "rope.scaling.yarn_ext_factor": (1.0,),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
@@ -97,7 +97,7 @@ def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]])
         "dtype": _DTYPES.get(header.tensors[EMBEDDING].type, "float32"),
         "bos_token_id": header.scalar("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(header, _vocabulary_size(keys)) or None,
-        "rope_scaling": _scaling(keys, family.gguf.yarn),
+        "rope_scaling": _scaling(keys, family.gguf.yarn(keys)),
         **_head_size(keys, family),
     }
     if fields["rope_theta"] is None:
@@ -201,7 +201,7 @@ def _head_size(keys: GgufKeys, family: Family) -> dict[str, Any]:
 def _scaling(keys: GgufKeys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
     """`rope.scaling` as llama.cpp reads it: a factor without a type stretches positions linearly.
 
-    `yarn` has the fields of the family's YaRN settings that no key says.
+    `yarn` has the fields of YaRN's settings that the family's files say in their own way, or not at all.
     """
     kind = keys["rope.scaling.type"]
     if kind not in (None, "none", "linear", "yarn"):

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
+from kvc_trt.models.family import DType
 from kvc_trt.models.sources.containment import contained
-from kvc_trt.models.sources.hugging_face import read_config, read_decoder_fields
+from kvc_trt.models.sources.hugging_face import read_config, read_decoder_fields, states_dtype
 from kvc_trt.models.sources.safetensors_file import SafetensorsFile
 from kvc_trt.models.sources.text_part import stored_names
 from kvc_trt.models.sources.tokenizer import tokenizer_files
@@ -45,6 +48,8 @@ class Checkpoint:
         self._files, home = _open_weights(self.directory)
         names = stored_names(home) if beside_images else {name: name for name in home}
         self._home = {name: (home[stored], stored) for name, stored in names.items()}
+        if not states_dtype(fields):
+            self.config = replace(self.config, dtype=self._usual_dtype() or self.config.dtype)
         self._fingerprint: str | None = None
 
     @property
@@ -93,6 +98,20 @@ class Checkpoint:
         """Close the weight files."""
         for file in self._files.values():
             file.close()
+
+    def _usual_dtype(self) -> str | None:
+        """Return the type of floats that most bytes have; None without floats. Codes of any kind are none."""
+        sizes: Counter[str] = Counter()
+        for file, stored in self._home.values():
+            sizes[file.entries[stored].dtype] += file.entries[stored].nbytes
+        return max(get_args(DType), key=lambda dtype: sizes[dtype]) if sizes.keys() & set(get_args(DType)) else None
+
+
+def has_weights(directory: Path) -> bool:
+    """Return whether all weight files of a checkpoint are there."""
+    if not os.path.exists(directory / INDEX_FILE):
+        return os.path.exists(directory / SINGLE_FILE)
+    return all(os.path.exists(directory / name) for name in _read_weight_map(contained(directory, INDEX_FILE)).values())
 
 
 def _open_weights(directory: Path) -> tuple[dict[str, SafetensorsFile], dict[str, SafetensorsFile]]:

@@ -14,7 +14,7 @@ from typing import Any
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.config import LongRope, ModelConfig, ModelDescription, RotaryScaling
-from kvc_trt.models.family import ACTIVATIONS, UNDECLARED, DecoderFields, Family, families
+from kvc_trt.models.family import ACTIVATIONS, MINISTRAL_3, UNDECLARED, WHY_NOT, DecoderFields, Family, families
 from kvc_trt.models.fields.rotary import rotary_settings, stretched_length
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
@@ -63,6 +63,11 @@ def read_decoder_fields(path: Path) -> tuple[Mapping[str, Any], bool]:
     return (fields, False) if text is None else (text, True)
 
 
+def states_dtype(fields: Mapping[str, Any]) -> bool:
+    """Return whether a decoder's fields say the type of its weights."""
+    return any(fields.get(name) is not None for name in ("dtype", "torch_dtype"))
+
+
 def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[str, str] | None = None) -> ModelConfig:
     """Validate every field; `source` (a path or preset name) opens each error message.
 
@@ -84,7 +89,7 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     defaults |= {"qkv_bias": False, "output_bias": False, "qk_norm": False, "sliding_window": None}
     return ModelConfig(
         architecture=fields.architectures[0],
-        dtype=fields.dtype or fields.torch_dtype or "float32",
+        dtype=fields.dtype or fields.torch_dtype or family.absent_dtype,
         vocab_size=fields.vocab_size,
         hidden_size=fields.hidden_size,
         intermediate_size=fields.intermediate_size,
@@ -214,6 +219,8 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
                 f"{source}: {name} is {describe(found)}, expected layers whose heads are alike: those of Gemma 4 "
                 "differ in size and number, and some layers reuse keys and values of others"
             )
+        if len(found) == 1 and found[0].startswith("Ministral3"):
+            raise InputError(f"{source}: {name} is {describe(found)}, expected another class: {MINISTRAL_3}")
         classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
         beside_images = ", ".join(own.beside_images.name for own in known.values() if own.beside_images is not None)
         raise InputError(
@@ -231,7 +238,8 @@ def _check_undeclared(given: Mapping[str, Any], family: Family, source: str) -> 
             found = next((kind for kind in found if kind != "full_attention"), neutral)
         if name not in family.fields.model_fields and found != neutral:
             shown, expected = (_in_json(value) for value in (found, neutral))
-            raise InputError(f"{source}: {name} is {shown}, expected {expected} for {family.architecture}")
+            why = f": {WHY_NOT[name]}" if name in WHY_NOT else ""
+            raise InputError(f"{source}: {name} is {shown}, expected {expected} for {family.architecture}{why}")
 
 
 def _in_json(value: Any) -> str:

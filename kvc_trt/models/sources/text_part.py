@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.family import Family, families
+from kvc_trt.models.family import MINISTRAL_3, Family, families
 from kvc_trt.validation import ForeignSchema, validated
 
 _OUTSIDE = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
@@ -39,8 +39,12 @@ def text_fields(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any] | 
     where, kind = f"{source}: text_config", own.beside_images.model_type
     text = validated(_Outer, mapping, source).text_config
     if (found := validated(_Text, text, where).model_type) != kind:
-        raise InputError(f"{where}: model_type is {describe(found)}, expected {kind} for {own.beside_images.name}")
-    fields = {**own.beside_images.absent, **{name: value for name, value in text.items() if value is not None}}
+        why = f": {MINISTRAL_3}" if found == "ministral3" else ""
+        expected = f"expected {kind} for {own.beside_images.name}{why}"
+        raise InputError(f"{where}: model_type is {describe(found)}, {expected}")
+    # A null stays: it may say what the absent field does not, as that no layer has a window.
+    defaults = {name: value for name, value in own.beside_images.absent.items() if text.get(name) is None}
+    fields = {**text, **defaults}
     # Releases of transformers read one or the other.
     outside, inside = (one.get("tie_word_embeddings") for one in (mapping, text))
     if None not in (outside, inside) and outside != inside:

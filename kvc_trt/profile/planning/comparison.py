@@ -10,17 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from kvc_trt import policies
-from kvc_trt.backends.registry import backends
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.resolution.model_choice import ModelChoice
 from kvc_trt.engine.resolution.resolved_build import for_every_policy, recommended, resolve_parameters, with_defaults
-from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import BASELINE
 from kvc_trt.methods.base.token_budget import tokens_of
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.profile.model_size import cache_itemsize
-from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, row_traffic
+from kvc_trt.profile.planning.buildable import check_buildable
+from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, full_step_bytes, row_traffic
 
 OF_ALL_POLICIES = ("layer_budget", "kv_cache", "window")
 """Settings given by the user that apply to every policy which has them."""
@@ -28,6 +27,7 @@ _SETTINGS = {
     "model", "token_budget", "max_input_len", "max_output_len", "max_conversation_len", "split", "head_pattern",
     *OF_ALL_POLICIES,
 }  # fmt: skip
+_OF_ENGINE = ("backend", "weights", "draft_tokens", "all_logits", "tensor_parallel")
 
 
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, turns: bool) -> dict[str, Any]:
@@ -67,23 +67,24 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, 
 
 
 def of_policy(name: str, kv_cache: str, filled: BuildConfig, choice: ModelChoice) -> BuildConfig:
-    """Return the build of one policy in a cache format, with the budget and the lengths of `filled`."""
+    """Return the build of one policy in a cache format, with budget, lengths and engine of `filled`."""
     given = filled.model_dump(include=_SETTINGS, exclude_none=True)
     rule = policies.named(name)
     if "window" not in rule.overrides:
         given.pop("window", None)
     if rule.split is not None or not rule.divides:
         given.pop("split", None)
-    return with_defaults(BuildConfig(**{**given, "policy": name, "kv_cache": kv_cache}), choice)
+    own = with_defaults(BuildConfig(**{**given, "policy": name, "kv_cache": kv_cache}), choice)
+    return own.model_copy(update={one: getattr(filled, one) for one in _OF_ENGINE})
 
 
 def _row(
     name: str, kv_cache: str, filled: BuildConfig, choice: ModelChoice, weights: str, full: int, turns: bool
 ) -> dict[str, Any]:
     try:
-        parameters = resolve_parameters(of_policy(name, kv_cache, filled, choice), choice.config)
-        if filled.backend != "auto":
-            check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
+        own = of_policy(name, kv_cache, filled, choice)
+        parameters = resolve_parameters(own, choice.config)
+        check_buildable(own, parameters, choice.config)
     except InputError as error:
         return {"policy": name, "kv_cache": kv_cache, "not_applicable": error.message}
     itemsize, sequence = cache_itemsize(weights), parameters.max_sequence_len
@@ -101,6 +102,6 @@ def _row(
         "stored_share": stored.total / full,
         "stored_share_by_formula": formula and formula.storage and formula.storage(compression),
         "read_bytes_per_step": round(read.bytes),
-        "read_share": read.bytes / full,
+        "read_share": read.bytes / full_step_bytes(choice.config, sequence, itemsize, filled.kv_cache or AUTO),
         "read_share_by_formula": formula and formula.traffic(compression),
     }

@@ -22,7 +22,7 @@ from kvc_trt.profile.model_size import (
     token_cache_bytes,
     weight_bytes,
 )
-from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, row_traffic
+from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, full_step_bytes, row_traffic
 
 SIDES = ("full", "compressed")
 """`full` is the engine that keeps and reads every token, `compressed` that of the policy."""
@@ -83,7 +83,7 @@ class Placement:
         return self.fits("compressed", gpu, 1)
 
     def step_seconds(self, side: str, gpu: Accelerator, rows: int, row_bytes: float | None = None) -> float:
-        """Return the floor of one decode step in seconds; each row reads `row_bytes`, by default as the longest row.
+        """Return the floor of one decode step in seconds; each row moves `row_bytes`, by default as the longest row.
 
         Sums between several GPUs are left out.
         """
@@ -100,7 +100,7 @@ class Placement:
         )
 
     def bytes_read(self, side: str, tokens: int, generated: int) -> float:
-        """Return the cache bytes that a step of one row reads on each GPU.
+        """Return the bytes of cache and state that a step of one row moves on each GPU (`RowTraffic.bytes`).
 
         The row has a prompt of `tokens` tokens and has generated `generated`.
         """
@@ -126,7 +126,7 @@ def on_one_gpu(
     counts = count_parameters(model)
     flops = 2.0 * (counts.multiplied + counts.lm_head)
     read = {
-        "full": float(rows["full"]),
+        "full": float(full_step_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache)),
         "compressed": row_traffic(
             model, parameters.in_the_mean, itemsize, parameters.max_input_len, parameters.max_output_len
         ).bytes,

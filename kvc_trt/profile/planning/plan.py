@@ -19,7 +19,9 @@ from kvc_trt.profile.traffic import (
     cache_bytes,
     full_cache_bytes,
     full_state_bytes,
+    full_step_bytes,
     layer_caches,
+    linear_bytes,
     row_traffic,
     stored_context_bytes,
 )
@@ -90,8 +92,9 @@ def _weights(placement: Placement) -> dict[str, Any]:
 
 
 def _cache(placement: Placement) -> dict[str, Any]:
+    """Return the bytes of a row's caches; the state of linear layers is part of those of page bounds and the like."""
     model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
-    full_row = _full_row_bytes(placement)
+    full_row = full_state_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache)
     stored = cache_bytes(model, parameters, itemsize, turns=placement.turns)
     return {
         "format": parameters.kv_cache,
@@ -102,17 +105,13 @@ def _cache(placement: Placement) -> dict[str, Any]:
         "keys_values_bytes_per_row": stored.keys_values,
         "scales_bytes_per_row": stored.scales,
         "page_bounds_bytes_per_row": stored.page_bounds,
+        "linear_state_bytes_per_row": linear_bytes(model, itemsize),
         "layers": layer_caches(model, parameters),
         "batches": [
             {"batch": batch, "full_bytes": batch * full_row, "compressed_bytes": batch * stored.total}
             for batch in BATCHES
         ],
     }
-
-
-def _full_row_bytes(placement: Placement) -> int:
-    parameters = placement.parameters
-    return full_state_bytes(placement.model, parameters.max_sequence_len, placement.itemsize, parameters.kv_cache)
 
 
 def _conversation(placement: Placement) -> dict[str, Any]:
@@ -146,7 +145,7 @@ def _traffic(placement: Placement) -> dict[str, Any]:
         "full_pairs_per_layer": round(longest / one),
         "pairs_per_layer": found.pairs,
         "entries_per_layer": found.entries,
-        "full_bytes_per_row": _full_row_bytes(placement),
+        "full_bytes_per_row": full_step_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache),
         "bytes_per_row": round(found.bytes),
     }
 

@@ -9,10 +9,8 @@ from typing import Any
 
 from kvc_trt import policies
 from kvc_trt.backends.registry import backend as backend_of
-from kvc_trt.backends.registry import backends
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.resolution.model_choice import ModelChoice, choose_model
-from kvc_trt.engine.resolution.resolve import check_backend_settings
 from kvc_trt.engine.resolution.resolved_build import (
     compute_dtype,
     default_taken,
@@ -20,13 +18,13 @@ from kvc_trt.engine.resolution.resolved_build import (
     resolve_parameters,
     with_defaults,
 )
-from kvc_trt.engine.supported import check_supported
 from kvc_trt.methods.base.parameters import BASELINE, PolicyParameters
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import shards
 from kvc_trt.profile.accelerators import HOPPER, Accelerator
 from kvc_trt.profile.model_size import cache_itemsize, token_cache_bytes, weight_bytes
+from kvc_trt.profile.planning.buildable import check_buildable
 from kvc_trt.profile.planning.comparison import compare_policies, of_policy
 from kvc_trt.profile.planning.disaggregation import plan_disaggregation
 from kvc_trt.profile.planning.limit import Limit, Sought, plan_limit
@@ -62,8 +60,7 @@ def resolve_plan(request: PlanRequest) -> dict[str, Any]:
         backend_of(filled.backend)  # report an unknown backend first
     parameters = resolve_parameters(filled, choice.config)
     weights = _weight_format(filled.weights, choice, filled.backend)
-    if filled.backend != "auto":
-        check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
+    check_buildable(filled, parameters, choice.config)
     placement = _placement(choice.config, parameters, weights, filled)
     plan = make_plan(placement, gpus, _divisions(placement, filled, gpus))
     plan["model"] = {"name": choice.name, **plan["model"]}
@@ -112,12 +109,12 @@ def _sought(config: BuildConfig, filled: BuildConfig, choice: ModelChoice, weigh
             if alone:
                 own = filled.model_copy(update={"kv_cache": kv_cache})
             else:
-                own = of_policy(name, kv_cache, filled, choice).model_copy(update={"backend": filled.backend})
+                own = of_policy(name, kv_cache, filled, choice)
             yield _one_sought(own, choice, weights)
 
 
 def _one_sought(own: BuildConfig, choice: ModelChoice, weights: str) -> Sought:
-    model, layers = choice.config, choice.config.num_hidden_layers
+    model = choice.config
     assert own.max_input_len is not None
     assert own.max_output_len is not None
     longest = max(own.max_conversation_len or 0, own.max_input_len + own.max_output_len)
@@ -125,8 +122,8 @@ def _one_sought(own: BuildConfig, choice: ModelChoice, weights: str) -> Sought:
     def parameters(budget: int) -> PolicyParameters:
         asked = own if own.policy == BASELINE else own.model_copy(update={"token_budget": budget})
         found = resolve_parameters(asked, model)
-        if own.backend != "auto" and budget == longest:  # which backends run a policy does not depend on its budget
-            check_supported(found, layers, own.backend, backends())
+        if budget == longest:  # what can be built does not depend on the budget
+            check_buildable(own, found, model)
         return found
 
     return Sought(
@@ -197,7 +194,6 @@ def _memory_of_backend(placement: Placement, filled: BuildConfig, gpus: Sequence
     found: dict[str, Any] = {}
     memory = _device_memory(model, parameters, weights, filled, gpus)
     if memory is not None:
-        check_backend_settings(filled.model_copy(update={"weights": weights}), backends())
         found["device_memory"] = memory
     copies = _packed_copies(model, weights, filled)
     if copies is not None:

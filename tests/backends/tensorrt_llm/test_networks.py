@@ -19,7 +19,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
-from kvc_trt.models.config import FeedForward, ModelDescription, RopeScaling, Yarn
+from kvc_trt.models.config import RopeScaling
 from kvc_trt.models.random_weights import RandomWeights
 from tests.backends.tensorrt_llm.evaluator import Registry, evaluator
 from tests.small_model import SMALL
@@ -152,17 +152,6 @@ def test_a_missing_plugin_stops_the_build():
             lambda api: define_prefill(_layers(api, model, parameters), parameters, 2),
             registry=registry,
         )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"rotary_scaling": Yarn(8.0, 64, 1.2)}, {"description": ModelDescription(feed_forward=FeedForward(bias=True))}],
-)
-def test_a_decoder_with_other_parts_than_llamas_is_refused(change):
-    model, parameters = dataclasses.replace(LLAMA, **change), _case("rocketkv")[1]
-    with pytest.raises(UnsupportedEnvironment, match="LlamaForCausalLM with YaRN, or biases") as caught:
-        _run(_prefill_feeds(), lambda api: define_prefill(_layers(api, model, parameters), parameters, 2))
-    assert caught.value.hint == "--backend tensorrt"
 
 
 def test_a_refused_network_is_an_error_without_a_traceback():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, helper
 
+from kvc_trt.backends.tensorrt import parts
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.cache_formats import CacheFormat, format_of_code
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
@@ -72,12 +73,12 @@ def _check(node: NodeProto) -> None:
         )
     if node.op_type in OF_EXPERTS:
         raise InputError(
-            f"{place}: feed-forward blocks of experts, which have no kernel for TensorRT",
+            f"{place}: TensorRT has no {parts.EXPERTS}",
             hint="build with --backend torch or onnxruntime",
         )
     if any(one.name == SOFTMAX.name and one.i for one in node.attribute):
         raise InputError(
-            f"{place}: attention with capped logits or sinks, which no kernel for TensorRT computes",
+            f"{place}: TensorRT has no {parts.SOFTMAX}",
             hint="build with --backend torch or onnxruntime",
         )
     if node.domain not in ("", KVC_DOMAIN):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.text.plan import gpus
-from kvc_trt.cli.text.policy import nothing_compressed, sliding_layers
+from kvc_trt.cli.text.policy import linear_layers, nothing_compressed, sliding_layers
 from kvc_trt.cli.text.printing import number, ranges, section
 from kvc_trt.methods.base.parameters import BASELINE
 from kvc_trt.models.cache_formats import AUTO
@@ -54,6 +54,9 @@ def _choices(plan: Plan) -> str:
         lines.append(nothing_compressed(policy["token_budget"], policy["max_sequence_len"]))
     if windows is not None:
         lines.append(sliding_layers(windows))
+    if policy["linear_layers"] is not None:
+        size = readable_size(plan["cache"]["linear_state_bytes_per_row"])
+        lines.append(f"{linear_layers(policy['linear_layers'])}: a step reads and writes all {size} of it")
     return "\n".join(lines)
 
 
@@ -71,14 +74,17 @@ def _cache(plan: Plan) -> str:
 def _parts(plan: Plan) -> str:
     """Return the bytes of a compressed row by kind."""
     cache, positions = plan["cache"], plan["conversation"]["slot_positions_bytes_per_row"]
+    linear = cache["linear_state_bytes_per_row"]
     coded = cache["format"] != AUTO
     parts = [
         ("codes" if coded else "keys and values", cache["keys_values_bytes_per_row"]),
         ("scales", cache["scales_bytes_per_row"]),
-        ("bounds and other state", cache["page_bounds_bytes_per_row"] - positions),
+        ("bounds and other state", cache["page_bounds_bytes_per_row"] - positions - linear),
+        ("linear state", linear),
         ("positions", positions),
     ]
-    return "a compressed row: " + ", ".join(f"{name} {readable_size(size)}" for name, size in parts if size)
+    text = ", ".join(f"{name} {readable_size(size)}" for name, size in parts if size)
+    return textwrap.fill(f"a compressed row: {text}", WIDTH)
 
 
 def _conversation(plan: Plan) -> str:
