@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -56,7 +56,25 @@ WHY_NOT: Mapping[str, str] = {
     "attention_chunk_size": "no part attends within chunks",
 }
 """Fields of `UNDECLARED` -> the reason why another value is refused, where the field does not say it."""
-MINISTRAL_3 = "Ministral 3 multiplies queries by a factor that grows with their position, and no part does"
+
+
+class Refusal(NamedTuple):
+    """Why a class has no family."""
+
+    expected: str
+    why: str
+
+
+REFUSED: Mapping[str, Refusal] = {
+    "Gemma4": Refusal(
+        "layers whose heads are alike",
+        "those of Gemma 4 differ in size and number, and some layers reuse keys and values of others",
+    ),
+    "Ministral3": Refusal(
+        "another class", "Ministral 3 multiplies queries by a factor that grows with their position, and no part does"
+    ),
+}
+"""The beginning of a class's name -> what no part can express."""
 
 
 class DecoderFields(ForeignSchema):

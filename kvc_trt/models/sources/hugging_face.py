@@ -14,7 +14,7 @@ from typing import Any
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.config import LongRope, ModelConfig, ModelDescription, RotaryScaling
-from kvc_trt.models.family import ACTIVATIONS, MINISTRAL_3, UNDECLARED, WHY_NOT, DecoderFields, Family, families
+from kvc_trt.models.family import ACTIVATIONS, REFUSED, UNDECLARED, WHY_NOT, DecoderFields, Family, families
 from kvc_trt.models.fields.rotary import rotary_settings, stretched_length
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
@@ -214,13 +214,9 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
                 "expected keys and values by head: multi-head latent attention (MLA) caches one latent vector of all "
                 "heads, and policies choose by the keys of each"
             )
-        if len(found) == 1 and found[0].startswith("Gemma4"):
-            raise InputError(
-                f"{source}: {name} is {describe(found)}, expected layers whose heads are alike: those of Gemma 4 "
-                "differ in size and number, and some layers reuse keys and values of others"
-            )
-        if len(found) == 1 and found[0].startswith("Ministral3"):
-            raise InputError(f"{source}: {name} is {describe(found)}, expected another class: {MINISTRAL_3}")
+        for beginning, refusal in REFUSED.items():
+            if len(found) == 1 and found[0].startswith(beginning):
+                raise InputError(f"{source}: {name} is {describe(found)}, expected {refusal.expected}: {refusal.why}")
         classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
         beside_images = ", ".join(own.beside_images.name for own in known.values() if own.beside_images is not None)
         raise InputError(

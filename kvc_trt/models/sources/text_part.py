@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.family import MINISTRAL_3, Family, families
+from kvc_trt.models.family import REFUSED, Family, families
 from kvc_trt.validation import ForeignSchema, validated
 
 _OUTSIDE = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
@@ -39,7 +39,8 @@ def text_fields(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any] | 
     where, kind = f"{source}: text_config", own.beside_images.model_type
     text = validated(_Outer, mapping, source).text_config
     if (found := validated(_Text, text, where).model_type) != kind:
-        why = f": {MINISTRAL_3}" if found == "ministral3" else ""
+        refusal = REFUSED.get(found.capitalize())
+        why = "" if refusal is None else f": {refusal.why}"
         expected = f"expected {kind} for {own.beside_images.name}{why}"
         raise InputError(f"{where}: model_type is {describe(found)}, {expected}")
     # A null stays: it may say what the absent field does not, as that no layer has a window.
