@@ -20,6 +20,8 @@ constexpr int kStepsAtOnce = kWidth == 16 ? 8 : 2;
 constexpr int kRowsAtOnce = 4, kTokensAtOnce = kWidth == 8 ? 2 : 1;
 /// Least distance in bytes from a read to its prefetch: processors do not prefetch past a page by themselves.
 constexpr int64_t kAhead = 8192;
+/// Bytes that one prefetch fetches.
+constexpr int kLine = 64;
 constexpr int kBlock = static_cast<int>(kQuantisedBlock);
 constexpr float kLargestLevel = 127.0f;
 
@@ -169,20 +171,31 @@ struct TokenPart {
     const uint8_t* next;  ///< packed elements to prefetch: rows follow each other in memory, so they are one stream
 };
 
-/// The scale of each lane's block, for vector `index`, from the `kWidth` scales in `scales`.
+/// The products of a row's scales and a token's, of `kWidth` blocks; in memory, from where a lane is broadcast for free.
+using Scales = float[kWidth];
+
+/// The scale of each lane's block, for vector `Index`.
 template <int Bits, int Index, int... Lanes>
-inline Vector spread(Vector scales, Numbers<Lanes...>) {
-    return __builtin_shufflevector(scales, scales, ((Index * kWidth + Lanes) / Bits)...);
+inline Vector spread(const Scales& scales, Numbers<Lanes...>) {
+    constexpr int first = Index * kWidth / Bits;
+    if constexpr (kWidth <= Bits) return all(scales[first]);
+    if constexpr (kWidth == 2 * Bits) {  // moves within quarters of a register are cheaper than those across it
+        const Vector pairs = all_pairs(scales + first);
+        return __builtin_shufflevector(pairs, pairs, (Lanes / Bits * Bits + Lanes / Bits)...);
+    }
+    const Vector whole = load(scales);
+    return __builtin_shufflevector(whole, whole, ((Index * kWidth + Lanes) / Bits)...);
 }
 
 /// Adds the products of vector `Index` of `kWidth` blocks, and of the vectors after it.
 template <int Bits, int Tokens, int Index = 0>
-inline void add_vectors(const uint8_t* const* packed, const Vector (*scales)[kRowsAtOnce], const TokenPart& part,
-                        Vector (*sums)[kRowsAtOnce]) {
+[[gnu::always_inline]] inline void add_vectors(const uint8_t* const* packed, const Scales (*scales)[kRowsAtOnce],
+                                               const TokenPart& part, Vector (*sums)[kRowsAtOnce]) {
     if constexpr (Index < Bits) {
 #pragma GCC unroll 4
         for (int row = 0; row < kRowsAtOnce; ++row) {
-            __builtin_prefetch(part.next + (Index * kRowsAtOnce + row) * kBytes);
+            const int ahead = (Index * kRowsAtOnce + row) * kBytes;
+            if (ahead % kLine == 0) __builtin_prefetch(part.next + ahead);
             const Bytes bytes = load_bytes(packed[row] + Index * kBytes);
 #pragma GCC unroll 2
             for (int t = 0; t < Tokens; ++t) {
@@ -204,6 +217,25 @@ inline void add_vectors(const uint8_t* const* packed, const Vector (*scales)[kRo
     }
 }
 
+/// Writes the sums of the first `count` rows' lanes, for each token.
+template <int Tokens>
+inline void store_sums(const Vector (*sums)[kRowsAtOnce], int64_t count, float* y, int64_t stride) {
+    constexpr int made = Tokens * kRowsAtOnce, padded_to = (made + kWidth - 1) / kWidth * kWidth;
+    Vector in_order[padded_to] = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < made; ++i) in_order[i] = sums[i / kRowsAtOnce][i % kRowsAtOnce];
+    float found[padded_to];
+    for (int i = 0; i < made; i += kWidth) store(found + i, sum_each(in_order + i));
+    for (int t = 0; t < Tokens; ++t) {
+        float* const place = y + t * stride;
+        if (count == kRowsAtOnce) {  // a copy of a known size takes one instruction
+            std::memcpy(place, found + t * kRowsAtOnce, kRowsAtOnce * sizeof(float));
+        } else {
+            std::memcpy(place, found + t * kRowsAtOnce, static_cast<size_t>(count) * sizeof(float));
+        }
+    }
+}
+
 /// Multiplies `Tokens` tokens from `token` on with up to `kRowsAtOnce` rows from `first` on.
 template <int Bits, int Tokens>
 void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t token, int64_t first,
@@ -215,13 +247,14 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
                    matrix.packed + first * blocks * 4 * Bits + (together > kAhead ? together : kAhead)};
     const uint8_t* packed[kRowsAtOnce];
     int64_t rows[kRowsAtOnce];
-    Vector sums[Tokens][kRowsAtOnce] = {}, scales[Tokens][kRowsAtOnce];
+    Vector sums[Tokens][kRowsAtOnce] = {};
+    alignas(64) Scales scales[Tokens][kRowsAtOnce];
     for (int row = 0; row < kRowsAtOnce; ++row) {
         rows[row] = (first + (row < count ? row : 0)) * blocks;
         packed[row] = matrix.packed + rows[row] * 4 * Bits;
     }
     const auto scale_row = [&](int row, Vector halves) {
-        for (int t = 0; t < Tokens; ++t) scales[t][row] = halves * load(part.scales + t * padded);
+        for (int t = 0; t < Tokens; ++t) store(scales[t][row], halves * load(part.scales + t * padded));
     };
     int64_t block = 0;
     for (; block < whole; block += kWidth) {
@@ -244,9 +277,7 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
         }
         add_vectors<Bits, Tokens>(packed, scales, part, sums);
     }
-    for (int t = 0; t < Tokens; ++t) {
-        for (int row = 0; row < count; ++row) y[t * stride + row] = sum_of_elements(sums[t][row]);
-    }
+    store_sums<Tokens>(sums, count, y, stride);
 }
 
 /// A panel: the levels of all its rows for each block and group of four elements, and the rows' scales for each block.

@@ -56,8 +56,6 @@ static inline void prefetch(const float* source, int64_t count) {
     for (int64_t offset = 0; offset < count; offset += kLine) __builtin_prefetch(source + offset);
 }
 
-static inline Vector all(float value) { return Vector{} + value; }
-
 static inline Vector larger(Vector one, Vector other) { return one > other ? one : other; }
 
 template <int... Values>
@@ -68,6 +66,22 @@ template <int... Values>
 struct Counted<0, Values...> {
     using Type = Numbers<Values...>;
 };
+
+template <typename Value, int... Lanes>
+static inline Vector repeated(Value value, Numbers<Lanes...>) {
+    typedef Value Values __attribute__((vector_size(4 * KVC_WIDTH)));
+    return reinterpret_cast<Vector>(Values{(static_cast<void>(Lanes), value)...});
+}
+
+/// `value` in every lane.
+static inline Vector all(float value) { return repeated(value, typename Counted<kWidth>::Type{}); }
+
+/// Two neighbouring numbers in every pair of lanes.
+static inline Vector all_pairs(const float* source) {
+    double both;
+    std::memcpy(&both, source, sizeof both);
+    return repeated(both, typename Counted<kWidth / 2>::Type{});
+}
 
 /// The element that lane `lane` reads when two vectors are summed. Each vector holds sums of several rows side by side,
 /// `segment` lanes each, which become half as wide; the rows of the first vector come first.
