@@ -83,6 +83,11 @@ static inline Pairs products_in_pairs(Bytes levels, Bytes input) {
 template <int Bits>
 inline constexpr bool kCentres = KVC_CENTRES && Bits == 8;
 
+/// True if a panel's products are summed in 16 bits over a whole block: with 16 levels of at most 15 and inputs of at
+/// most 127, a sum that starts at half of the correction stays within 16 * 11 * 127 + 16 * 4 * 127.
+template <int Bits>
+inline constexpr bool kInPairs = KVC_CENTRES && Bits == 4;
+
 /// Adds to each lane the products of its four levels (unsigned) and inputs (signed, at least -127). Levels of 4 bits are
 /// at most 15; levels of 8 bits may be anything, and `kCentres` says from where they count.
 template <int Bits>

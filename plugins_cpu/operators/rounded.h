@@ -9,10 +9,9 @@
 
 namespace kvc {
 
-/// With at most this many tokens, rows are multiplied as they are: unpacking panels would take longer.
-inline constexpr int64_t kFewTokens = 8;
-
-inline Order order_of(int64_t tokens) { return tokens <= kFewTokens ? Order::kByVector : Order::kByPanel; }
+inline Order order_of(const Kernels& set, int64_t tokens) {
+    return tokens <= set.few_tokens ? Order::kByVector : Order::kByPanel;
+}
 
 /// Some tokens in 8 bits, followed by the remainders of that rounding, in 8 bits too: a wide input has both.
 struct RoundedParts {
