@@ -17,16 +17,20 @@ inline constexpr int kTileTokens = kWidth == 16 ? 6 : kWidth == 8 ? 4 : 2;
 /// Steps of a panel's block without a jump: with eight of them, GCC runs out of 16 registers.
 inline constexpr int kStepsAtOnce = kWidth == 16 ? 8 : 2;
 
-/// A panel: the levels of all its rows for each block and group of four elements, and the rows' scales for each block.
+/// Blocks of a panel that are unpacked at once, at most. Among many tokens it pays to read long parts of each.
+inline constexpr int kPanelBlocks = 96;
+/// Blocks that stay in the first-level cache, and the tokens up to which that pays.
+inline constexpr int kNearBlocks = 32, kNearTokens = 64;
+
+/// A part of a panel: the levels of all its rows for each block and group of four elements, and the rows' scales.
 struct Panel {
-    uint8_t* levels;  ///< [blocks][8][kPanelVectors] vectors
-    float* scales;    ///< [blocks][kPanelRows]
+    alignas(64) uint8_t levels[kPanelBlocks][kBlock / 4][kPanelVectors][kBytes];
+    alignas(64) float scales[kPanelBlocks][kPanelRows];
 };
 
-/// Unpacks the levels of one vector's rows.
+/// Unpacks `blocks` blocks of the levels of a vector's rows.
 template <int Bits>
-void unpack_levels(const uint8_t* const* packed, int64_t blocks, uint8_t* levels) {
-    constexpr int steps = kBlock / 4;  // of four elements
+void unpack_levels(const uint8_t* const* packed, int64_t blocks, int vector, Panel& panel) {
     for (int64_t block = 0; block < blocks; ++block) {
         for (int first = 0; first < Bits; first += 4) {  // a packed block has `Bits` words
             Integers columns[4];
@@ -35,33 +39,54 @@ void unpack_levels(const uint8_t* const* packed, int64_t blocks, uint8_t* levels
                 const Bytes bytes = reinterpret_cast<Bytes>(columns[word]);
                 const Bytes unpacked[2] = {Bits == 4 ? bytes & 15 : bytes, bytes >> 4};
                 for (int part = 0; part < 8 / Bits; ++part) {
-                    const int64_t step = block * steps + (first + word) * (8 / Bits) + part;
-                    std::memcpy(levels + step * kPanelVectors * kBytes, &unpacked[part], kBytes);
+                    const int step = (first + word) * (8 / Bits) + part;
+                    std::memcpy(panel.levels[block][step][vector], &unpacked[part], kBytes);
                 }
             }
         }
     }
 }
 
-/// Unpacks rows first..first+count-1; what the panel's other rows hold is not read.
+/// The part of a panel that is multiplied, and the place of its products.
+struct PanelPart {
+    int64_t first_row;
+    int64_t rows;  ///< of the panel that are rows of the matrix
+    int64_t first_block;
+    int64_t blocks;
+    float* y;
+    int64_t stride;
+};
+
+/// Unpacks a part of a panel; rows that the matrix does not have repeat one that it has.
 template <int Bits>
-void unpack_panel(const QuantisedMatrix& matrix, int64_t first, int64_t count, const Panel& panel) {
-    const int64_t blocks = matrix.blocks;
+void unpack_panel(const QuantisedMatrix& matrix, const PanelPart& part, Panel& panel) {
     for (int vector = 0; vector < kPanelVectors; ++vector) {
         const uint8_t* packed[kWidth];
         const uint16_t* halves[kWidth];
         for (int lane = 0; lane < kWidth; ++lane) {
-            const int64_t row = vector * kWidth + lane, place = (first + (row < count ? row : 0)) * blocks;
+            const int64_t row = vector * kWidth + lane;
+            const int64_t place = (part.first_row + (row < part.rows ? row : 0)) * matrix.blocks + part.first_block;
             packed[lane] = matrix.packed + place * 4 * Bits;
             halves[lane] = matrix.scales + place;
         }
-        unpack_levels<Bits>(packed, blocks, panel.levels + vector * kBytes);
-        float* const scales = panel.scales + vector * kWidth;
-        for (int64_t block = 0; block < blocks; block += kWidth) {
-            const int64_t some = blocks - block < kWidth ? blocks - block : kWidth;
-            half_columns(halves, block, some, scales + block * kPanelRows, kPanelRows);
+        unpack_levels<Bits>(packed, part.blocks, vector, panel);
+        for (int64_t block = 0; block < part.blocks; block += kWidth) {
+            const int64_t left = part.blocks - block;
+            half_columns(halves, block, left < kWidth ? left : kWidth, panel.scales[block] + vector * kWidth,
+                         kPanelRows);
         }
     }
+}
+
+/// Prefetches as much of the next panel as it has in a block; its rows follow each other in memory.
+template <int Bits>
+inline void prefetch_next(const QuantisedMatrix& matrix, const PanelPart& part, int64_t block) {
+    constexpr int line = 64, bytes = kPanelRows * 4 * Bits;
+    const int64_t place = (part.first_row + kPanelRows) * matrix.blocks + (part.first_block + block) * kPanelRows;
+    for (int offset = 0; offset < bytes; offset += line) {
+        __builtin_prefetch(matrix.packed + place * 4 * Bits + offset);
+    }
+    __builtin_prefetch(matrix.scales + place);
 }
 
 /// The products of one block, summed in the lanes of a panel's rows: four elements of every row at a time.
@@ -93,17 +118,29 @@ private:
     Sum sum_;
 };
 
-/// Multiplies `Tokens` tokens from `token` on with a panel's rows.
+/// Adds the products of `Tokens` tokens from `token` on with a part of a panel; the first part begins with zeros.
 template <int Bits, int Tokens>
-void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token, int64_t count, float* y,
-                   int64_t stride) {
+void multiply_tile(const QuantisedMatrix& matrix, const Panel& panel, const RoundedInput& input, const PanelPart& part,
+                   int64_t token) {
     constexpr int steps = kBlock / 4;
-    const int64_t padded = padded_blocks(input.blocks);
-    const int8_t* const inputs = input.levels + token * padded * kBlock;
-    const float* const scales = input.scales + token * padded;
-    const int32_t* const corrections = input.sums + token * padded * kSumsOfBlock;
+    const int64_t padded = padded_blocks(input.blocks), start_of_part = token * padded + part.first_block;
+    const int8_t* const inputs = input.levels + start_of_part * kBlock;
+    const float* const scales = input.scales + start_of_part;
+    const int32_t* const corrections = input.sums + token * padded * kSumsOfBlock + part.first_block;
+    float* const y = part.y + token * part.stride;
+    const size_t bytes = static_cast<size_t>(part.rows) * sizeof(float);
     Vector sums[Tokens][kPanelVectors] = {};
-    for (int64_t block = 0; block < input.blocks; ++block) {
+    if (part.first_block > 0) {
+        for (int t = 0; t < Tokens; ++t) {
+            if (part.rows == kPanelRows) {
+                std::memcpy(sums[t], y + t * part.stride, sizeof sums[t]);
+            } else {
+                std::memcpy(sums[t], y + t * part.stride, bytes);
+            }
+        }
+    }
+    for (int64_t block = 0; block < part.blocks; ++block) {
+        if (token == 0) prefetch_next<Bits>(matrix, part, block);
         BlockSum<Bits> products[Tokens][kPanelVectors];
 #pragma GCC unroll 8
         for (int t = 0; t < Tokens; ++t) {
@@ -111,13 +148,12 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
 #pragma GCC unroll 2
             for (int vector = 0; vector < kPanelVectors; ++vector) products[t][vector] = start;
         }
-        const uint8_t* const levels = panel.levels + block * steps * kPanelVectors * kBytes;
 #pragma GCC unroll kStepsAtOnce
         for (int step = 0; step < steps; ++step) {
             Bytes rows[kPanelVectors];
 #pragma GCC unroll 2
             for (int vector = 0; vector < kPanelVectors; ++vector) {
-                rows[vector] = load_bytes(levels + (step * kPanelVectors + vector) * kBytes);
+                rows[vector] = load_bytes(panel.levels[block][step][vector]);
             }
 #pragma GCC unroll 8
             for (int t = 0; t < Tokens; ++t) {
@@ -130,8 +166,7 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
         }
 #pragma GCC unroll 2
         for (int vector = 0; vector < kPanelVectors; ++vector) {
-            const int64_t place = block * kPanelRows + vector * kWidth;
-            const Vector row_scales = load(panel.scales + place);
+            const Vector row_scales = load(panel.scales[block] + vector * kWidth);
 #pragma GCC unroll 8
             for (int t = 0; t < Tokens; ++t) {
                 add_block(sums[t][vector], products[t][vector].total(), row_scales, scales[t * padded + block]);
@@ -139,39 +174,48 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
         }
     }
     for (int t = 0; t < Tokens; ++t) {
-        float* const place = y + (token + t) * stride;
-        if (count == kPanelRows) {
-            for (int vector = 0; vector < kPanelVectors; ++vector) store(place + vector * kWidth, sums[t][vector]);
+        if (part.rows == kPanelRows) {  // a copy of a known size takes an instruction or two
+            std::memcpy(y + t * part.stride, sums[t], sizeof sums[t]);
         } else {
-            std::memcpy(place, sums[t], static_cast<size_t>(count) * sizeof(float));
+            std::memcpy(y + t * part.stride, sums[t], bytes);
         }
     }
 }
 
-/// Multiplies the last `left` <= `Tokens` tokens with a panel's rows.
+/// Multiplies the last `left` <= `Tokens` tokens with a part of a panel.
 template <int Bits, int Tokens = kTileTokens - 1>
-void multiply_rest(const Panel& panel, const RoundedInput& input, int64_t left, int64_t count, float* y,
-                   int64_t stride) {
+void multiply_rest(const QuantisedMatrix& matrix, const Panel& panel, const RoundedInput& input, const PanelPart& part,
+                   int64_t left) {
     if constexpr (Tokens > 0) {
         if (left == Tokens) {
-            multiply_tile<Bits, Tokens>(panel, input, input.tokens - left, count, y, stride);
+            multiply_tile<Bits, Tokens>(matrix, panel, input, part, input.tokens - left);
         } else {
-            multiply_rest<Bits, Tokens - 1>(panel, input, left, count, y, stride);
+            multiply_rest<Bits, Tokens - 1>(matrix, panel, input, part, left);
         }
     }
 }
 
-/// Multiplies all tokens with a panel of `count` rows from `row` on.
+/// Multiplies all tokens with the `count` <= `kPanelRows` rows from `row` on.
 template <int Bits>
 void multiply_panel(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t row, int64_t count, float* y,
-                    int64_t stride, uint8_t* scratch) {
-    const Panel panel{scratch, reinterpret_cast<float*>(scratch + matrix.blocks * kBlock * kPanelRows)};
-    unpack_panel<Bits>(matrix, row, count, panel);
-    int64_t token = 0;
-    for (; token + kTileTokens <= input.tokens; token += kTileTokens) {
-        multiply_tile<Bits, kTileTokens>(panel, input, token, count, y + row, stride);
+                    int64_t stride) {
+    Panel panel;
+    const int64_t at_once = input.tokens > kNearTokens ? kPanelBlocks : kNearBlocks;
+    for (int64_t block = 0; block < matrix.blocks; block += at_once) {
+        const int64_t left = matrix.blocks - block;
+        const PanelPart part{.first_row = row,
+                             .rows = count,
+                             .first_block = block,
+                             .blocks = left < at_once ? left : at_once,
+                             .y = y + row,
+                             .stride = stride};
+        unpack_panel<Bits>(matrix, part, panel);
+        int64_t token = 0;
+        for (; token + kTileTokens <= input.tokens; token += kTileTokens) {
+            multiply_tile<Bits, kTileTokens>(matrix, panel, input, part, token);
+        }
+        multiply_rest<Bits>(matrix, panel, input, part, input.tokens - token);
     }
-    multiply_rest<Bits>(panel, input, input.tokens - token, count, y + row, stride);
 }
 
 }  // namespace kvc::KVC_TARGET

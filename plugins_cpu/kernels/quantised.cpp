@@ -163,14 +163,14 @@ void multiply_by_vector(const QuantisedMatrix& matrix, const RoundedInput& input
 
 template <int Bits>
 void multiply_as(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
-                 int64_t stride, uint8_t* scratch) {
+                 int64_t stride) {
     const int64_t together = input.order == Order::kByVector ? kRowsAtOnce : kPanelRows;
     for (int64_t row = first; row < last; row += together) {
         const int64_t count = last - row < together ? last - row : together;
         if (input.order == Order::kByVector) {
             multiply_by_vector<Bits>(matrix, input, row, count, y, stride);
         } else {
-            multiply_panel<Bits>(matrix, input, row, count, y, stride, scratch);
+            multiply_panel<Bits>(matrix, input, row, count, y, stride);
         }
     }
 }
@@ -185,9 +185,9 @@ void round_input(const float* x, int bits, int64_t first, int64_t last, const Ro
 }
 
 void multiply(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
-              int64_t stride, uint8_t* scratch) {
+              int64_t stride) {
     const auto chosen = matrix.bits == 4 ? multiply_as<4> : multiply_as<8>;
-    chosen(matrix, input, first, last, y, stride, scratch);
+    chosen(matrix, input, first, last, y, stride);
 }
 
 }  // namespace kvc::KVC_TARGET

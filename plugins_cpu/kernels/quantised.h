@@ -48,15 +48,12 @@ static constexpr int64_t padded_blocks(int64_t blocks) { return (blocks + 15) / 
 /// Rows that one call of `multiply` by panel unpacks at once: the widest panel of any instruction set.
 inline constexpr int64_t kWidestPanel = 32;
 
-/// Bytes that `multiply` by panel needs for one panel, aligned to 64.
-static constexpr int64_t panel_scratch(int64_t blocks) { return kWidestPanel * blocks * (kQuantisedBlock + 4); }
-
 /// Rounds tokens first..last-1 of x [tokens, 32 * blocks]. `left`, of the same shape, receives the remainders beyond
 /// the levels; null if they are not needed.
 using RoundInput = void(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result, float* left);
 
 /// Writes columns first..last-1 of y [tokens, stride]: the products with rows first..last-1 of the matrix.
 using Multiply = void(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
-                      int64_t stride, uint8_t* scratch);
+                      int64_t stride);
 
 }  // namespace kvc

@@ -342,23 +342,22 @@ protected:
             }
             set.round_input(rows, bits_, first, last, rounded.of(piece.first, piece.count, order), nullptr);
         });
-        by_rows(
-            call, batch, products.size(), out, [&](const Piece& piece, size_t product, int64_t first, int64_t last) {
-                const size_t input = 2 + 2 * products[product].input;
-                const int64_t row = piece.expert * out;
-                const QuantisedMatrix matrix{.packed = call.input<uint8_t>(input) + row * blocks * 4 * bits_,
-                                             .scales = call.input<uint16_t>(input + 1) + row * blocks,
-                                             .rows = out,
-                                             .blocks = blocks,
-                                             .bits = bits_};
-                const Scratch scratch = order == Order::kByPanel ? aligned(panel_scratch(blocks)) : nullptr;
-                float* const y = products[product].y + piece.first * out;
-                if (wide_) {
-                    const RoundedParts parts = rounded.wide(2 * piece.first, piece.count, order);
-                    return multiply_wide(set, matrix, parts, first, last, y, scratch.get());
-                }
-                set.multiply(matrix, rounded.of(piece.first, piece.count, order), first, last, y, out, scratch.get());
-            });
+        by_rows(call, batch, products.size(), out,
+                [&](const Piece& piece, size_t product, int64_t first, int64_t last) {
+                    const size_t input = 2 + 2 * products[product].input;
+                    const int64_t row = piece.expert * out;
+                    const QuantisedMatrix matrix{.packed = call.input<uint8_t>(input) + row * blocks * 4 * bits_,
+                                                 .scales = call.input<uint16_t>(input + 1) + row * blocks,
+                                                 .rows = out,
+                                                 .blocks = blocks,
+                                                 .bits = bits_};
+                    float* const y = products[product].y + piece.first * out;
+                    if (wide_) {
+                        const RoundedParts parts = rounded.wide(2 * piece.first, piece.count, order);
+                        return multiply_wide(set, matrix, parts, first, last, y);
+                    }
+                    set.multiply(matrix, rounded.of(piece.first, piece.count, order), first, last, y, out);
+                });
     }
 
 private:

@@ -65,12 +65,12 @@ inline void round_wide(const Kernels& set, const float* x, int bits, int64_t fir
 
 /// Multiplies rows first..last-1 of a matrix with a wide input: y [tokens, matrix.rows].
 inline void multiply_wide(const Kernels& set, const QuantisedMatrix& matrix, const RoundedParts& parts, int64_t first,
-                          int64_t last, float* y, uint8_t* scratch) {
+                          int64_t last, float* y) {
     const int64_t tokens = parts.levels.tokens, rows = last - first;
     const Scratch memory = aligned(2 * tokens * rows * int64_t{sizeof(float)});
     float* const coarse = reinterpret_cast<float*>(memory.get());
     const float* const fine = coarse + tokens * rows;
-    set.multiply(matrix, parts.both, first, last, coarse - first, rows, scratch);
+    set.multiply(matrix, parts.both, first, last, coarse - first, rows);
     for (int64_t token = 0; token < tokens; ++token) {
         float* const sums = y + token * matrix.rows + first;
         for (int64_t row = 0; row < rows; ++row) sums[row] = coarse[token * rows + row] + fine[token * rows + row];
