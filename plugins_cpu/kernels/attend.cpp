@@ -7,9 +7,11 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-/// The most heads that share each load of a row. Exact rows need no widening, and one head leaves room for more rows.
+/// The most heads that share each load of a row. Exact rows need no widening, and fewer heads leave room for more rows.
 template <VectorFormat Format>
-constexpr int kMostHeads = Format == VectorFormat::kExact ? 1 : 4;
+constexpr int kMostHeads = Format != VectorFormat::kExact ? 4
+                           : kWidth == 8                  ? 2
+                                                          : 1;
 
 /// Vectors of channels that are weighed at once. The sums of two of them and four heads leave room in 16 registers to
 /// widen codes; exact rows need none.

@@ -84,10 +84,10 @@ static inline Vector all_pairs(const float* source) {
 }
 
 /// The element that lane `lane` reads when two vectors are summed. Each vector holds sums of several rows side by side,
-/// `segment` lanes each, which become half as wide; the rows of the first vector come first.
+/// `segment` lanes each; halves of one vector's segments alternate with those of the other, so lanes move least.
 static constexpr int source_lane(int lane, int segment, bool upper) {
-    const int half = segment / 2, vector = lane / (kWidth / 2), within = lane % (kWidth / 2);
-    return vector * kWidth + within / half * segment + within % half + (upper ? half : 0);
+    const int half = segment / 2, within = lane % segment;
+    return lane / segment * segment + within % half + (upper ? half : 0) + within / half * kWidth;
 }
 
 template <int Segment, int... Lanes>
@@ -102,8 +102,8 @@ static inline Vector sum_each(Vector* rows) {
     if constexpr (Segment == 1) {
         return rows[0];
     } else {
-        for (int pair = 0; pair < Segment / 2; ++pair) {
-            rows[pair] = folded<Segment>(rows[2 * pair], rows[2 * pair + 1], typename Counted<kWidth>::Type{});
+        for (int row = 0; row < Segment / 2; ++row) {
+            rows[row] = folded<Segment>(rows[row], rows[row + Segment / 2], typename Counted<kWidth>::Type{});
         }
         return sum_each<Segment / 2>(rows);
     }
