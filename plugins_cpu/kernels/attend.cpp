@@ -34,7 +34,9 @@ inline Vector scores_of_block(const float* query, int64_t query_width, const Row
         Vector parts[Heads][kParts];
         for (int head = 0; head < Heads; ++head) {
             for (int part = 0; part < kParts; ++part) {
-                parts[head][part] = load(query + head * query_width + channel + part * kWidth);
+                const Vector one = load(query + head * query_width + channel + part * kWidth);
+                // Where codes are widened in one register, all heads' queries have room beside the sums.
+                parts[head][part] = Format == VectorFormat::kInt8 ? held(one) : one;
             }
         }
 #pragma GCC unroll 16

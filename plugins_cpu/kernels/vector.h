@@ -56,6 +56,14 @@ static inline void prefetch(const float* source, int64_t count) {
     for (int64_t offset = 0; offset < count; offset += kLine) __builtin_prefetch(source + offset);
 }
 
+/// The same vector, in a register from here on: GCC may otherwise read it again wherever it is multiplied.
+static inline Vector held(Vector vector) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    asm("" : "+x"(vector));
+#endif
+    return vector;
+}
+
 static inline Vector larger(Vector one, Vector other) { return one > other ? one : other; }
 
 template <int... Values>
