@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.tables import text_table
+from kvc_trt.tables import _aligned, _wrapped, text_table
 
 HEADERS = ("policy", "stored", "what it does")
 ROWS = [("full", "1.5 GiB", "keep every token, read every token"), ("rocketkv", "10.0 MiB", "x" * 200)]
@@ -60,3 +60,24 @@ def test_a_terminal_finds_nothing_to_obey_in_a_cell(rows, header):
     printed = text_table((header, "b"), rows)
     assert all(line.isprintable() for line in printed.split("\n"))
     assert len(printed.split("\n")) == 2 + len(rows)
+
+
+@st.composite
+def plain_tables(draw) -> list[list[str]]:
+    columns = draw(st.integers(1, 5))
+    cell = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12).map(str.strip)
+    row = st.lists(cell, min_size=columns, max_size=columns)
+    headers = st.lists(st.text("abcN", min_size=1, max_size=9), min_size=columns, max_size=columns)
+    return [draw(headers), *draw(st.lists(row, max_size=6))]
+
+
+@given(cells=plain_tables(), right=st.sets(st.integers(0, 4)))
+def test_a_table_without_wrapping_is_what_rich_draws(cells: list[list[str]], right: set[int]) -> None:
+    assert _aligned(cells, right, 10_000) == _wrapped(cells, right, 10_000, even=False)
+
+
+def test_tables_that_wrap_or_hold_wide_characters_are_left_to_rich():
+    assert _aligned([["a", "b"], ["x" * 30, "y"]], (), 20) is None
+    assert _aligned([["a"], ["漢字"]], (), 80) is None
+    assert _aligned([["a", ""], ["x", ""]], (), 80) is None
+    assert _aligned([["a"], ["two\nlines"]], (), 80) is None

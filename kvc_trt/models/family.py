@@ -34,6 +34,8 @@ ACTIVATIONS: Mapping[ActivationName, Activation] = {
 }  # fmt: skip
 """Names of `hidden_act` -> the activations that are computed; the last name of an activation is the one written."""
 
+SUFFIX = "ForCausalLM"
+"""How the architectures of decoders end."""
 HARMLESS = frozenset({
     "_name_or_path", "add_cross_attention", "attention_dropout", "chunk_size_feed_forward", "id2label",
     "initializer_range", "is_decoder", "is_encoder_decoder", "label2id", "model_type", "output_attentions",
@@ -189,13 +191,30 @@ class Family:
 
 def family(architecture: str) -> Family:
     """Return the family of an architecture; KeyError for one that no file defines."""
-    return families()[architecture]
+    return family_of_own_file(architecture) or families()[architecture]
+
+
+def family_of_own_file(architecture: str) -> Family | None:
+    """Return the family from the file that is named like the architecture, without importing the others.
+
+    None where no file is; the family may still be in another one.
+    """
+    stem = architecture.removesuffix(SUFFIX).lower()
+    name = next((one for one in _files() if one.replace("_", "") == stem.replace("_", "")), None)
+    return None if name is None else _defined_in(name).get(architecture)
 
 
 @cache
 def families() -> Mapping[str, Family]:
     """Return every family by its architecture."""
-    package = kvc_trt.models.families
-    modules = [import_module(f"{package.__name__}.{found.name}") for found in pkgutil.iter_modules(package.__path__)]
-    found = [one for module in modules for one in vars(module).values() if isinstance(one, Family)]
-    return {one.architecture: one for one in sorted(found, key=lambda one: one.architecture)}
+    found = {name: one for file in _files() for name, one in _defined_in(file).items()}
+    return dict(sorted(found.items()))
+
+
+def _files() -> list[str]:
+    return [found.name for found in pkgutil.iter_modules(kvc_trt.models.families.__path__)]
+
+
+def _defined_in(file: str) -> Mapping[str, Family]:
+    module = import_module(f"{kvc_trt.models.families.__name__}.{file}")
+    return {one.architecture: one for one in vars(module).values() if isinstance(one, Family)}

@@ -3,6 +3,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig, ModelDescription, RopeScaling, check_length
-from kvc_trt.models.family import HARMLESS, UNDECLARED, families
+from kvc_trt.models.family import HARMLESS, UNDECLARED, families, family, family_of_own_file
 from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.random_weights import RandomWeights
@@ -26,6 +28,24 @@ from tests.oracles.family_models import config_class, our_config, their_config, 
 from tests.small_model import SMALL
 
 QKV = "model.layers.0.self_attn.qkv_proj.weight"
+
+
+def test_a_class_is_found_in_the_file_of_its_name_or_among_all():
+    for architecture, one in families().items():
+        assert family(architecture) is one
+        assert family_of_own_file(architecture) in (one, None)
+    assert family_of_own_file("GlmForCausalLM") is None, "glm4.py has it"
+    with pytest.raises(KeyError):
+        family("GPT2LMHeadModel")
+
+
+def test_a_class_in_a_file_of_its_name_imports_no_other_family():
+    script = (
+        "import sys; from kvc_trt.models.presets import load_preset; load_preset('llama3.1-8b'); "
+        "print(*(name for name in sys.modules if name.startswith('kvc_trt.models.families.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["kvc_trt.models.families.llama"]
 
 
 @pytest.mark.parametrize("architecture", families())

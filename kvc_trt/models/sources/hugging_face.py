@@ -14,7 +14,17 @@ from typing import Any
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.config import LongRope, ModelConfig, ModelDescription, RotaryScaling
-from kvc_trt.models.family import ACTIVATIONS, REFUSED, UNDECLARED, WHY_NOT, DecoderFields, Family, families
+from kvc_trt.models.family import (
+    ACTIVATIONS,
+    REFUSED,
+    SUFFIX,
+    UNDECLARED,
+    WHY_NOT,
+    DecoderFields,
+    Family,
+    families,
+    family_of_own_file,
+)
 from kvc_trt.models.fields.rotary import rotary_settings, stretched_length
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
@@ -26,7 +36,6 @@ from kvc_trt.validation import ForeignSchema, validated
 LARGEST_CONFIG = 1 << 20
 """Bytes of config.json or generation_config.json."""
 _MAX_EOS_IDS = 64
-_SUFFIX = "ForCausalLM"
 
 
 class _Architecture(ForeignSchema):
@@ -203,7 +212,10 @@ class _Reading:
 
 def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, str]) -> Family:
     """Return the family of the one architecture that the mapping names."""
-    found, known = validated(_Architecture, mapping, source, spelling=spelling).architectures, families()
+    found = validated(_Architecture, mapping, source, spelling=spelling).architectures
+    if len(found) == 1 and (own := family_of_own_file(found[0])) is not None:
+        return own
+    known = families()
     if len(found) != 1 or found[0] not in known:
         name = spelling.get("architectures", "architectures")
         text = mapping.get("text_config")
@@ -217,11 +229,11 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
         for beginning, refusal in REFUSED.items():
             if len(found) == 1 and found[0].startswith(beginning):
                 raise InputError(f"{source}: {name} is {describe(found)}, expected {refusal.expected}: {refusal.why}")
-        classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
+        classes = ", ".join(one.removesuffix(SUFFIX) for one in known)
         beside_images = ", ".join(own.beside_images.name for own in known.values() if own.beside_images is not None)
         raise InputError(
             f"{source}: {name} is {describe(found)}, expected one of {len(known)} classes",
-            hint=f"{_SUFFIX} behind one of {classes}; or {beside_images}",
+            hint=f"{SUFFIX} behind one of {classes}; or {beside_images}",
         )
     return known[found[0]]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.family import REFUSED, Family, families
+from kvc_trt.models.family import REFUSED, Family, families, family_of_own_file
 from kvc_trt.validation import ForeignSchema, validated
 
 _OUTSIDE = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
@@ -33,7 +33,10 @@ def text_fields(mapping: Mapping[str, Any], source: str) -> Mapping[str, Any] | 
 
     InputError if the decoder is of another kind than the class has, or a field contradicts another.
     """
-    own = next((one for one in families().values() if _is_with_images(one, mapping.get("architectures"))), None)
+    named = mapping.get("architectures")
+    if isinstance(named, list) and len(named) == 1 and family_of_own_file(str(named[0])) is not None:
+        return None
+    own = next((one for one in families().values() if _is_with_images(one, named)), None)
     if own is None or own.beside_images is None:
         return None
     where, kind = f"{source}: text_config", own.beside_images.model_type
