@@ -105,8 +105,8 @@ class Benchmark(Protocol):
     def weight_bytes(self, executor: Any) -> tuple[int, str]:
         """Return the bytes of the executor's weights, and a description of their measurement."""
 
-    def bounds_bytes(self, executor: Any) -> int:
-        """Return the bytes of state tensors other than keys and values, such as page bounds."""
+    def state_bytes(self, executor: Any) -> Mapping[str, int]:
+        """Return the allocated bytes of each state tensor, all rows together, by its name."""
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Return the modelled bytes of a prefill of `rows` prompts of `tokens` tokens, without the weights."""

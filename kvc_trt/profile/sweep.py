@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.backends.benchmark import LARGEST_SHARE_OF_MEMORY, Benchmark, OperatorTime, PartOfRun, Peak
 from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph.state import state_tensors
 from kvc_trt.profile.decode_memory import DecodePeak, decode_peak
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.model_size import cache_itemsize, prefill_operations
@@ -24,7 +26,7 @@ from kvc_trt.profile.profiled_engine import (
     twin_for,
 )
 from kvc_trt.profile.request import ProfileRequest
-from kvc_trt.profile.traffic import cache_bytes
+from kvc_trt.profile.traffic import state_kind
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -64,25 +66,21 @@ class MeasuredMemory:
 
 
 def standing_memory(side: ProfiledEngine, rows: int) -> list[MeasuredMemory]:
-    """Return weights, caches and other state for `rows` rows; the executor's state must be allocated."""
+    """Return weights, and the state of `rows` rows by kind; the executor's state must be allocated."""
     program, benchmark, executor = side.program, side.benchmark, side.executor
-    itemsize, turns = cache_itemsize(program.weight_format), program.extend is not None
-    modelled = cache_bytes(program.model, program.parameters, itemsize, turns=turns)
+    dtype = "float32" if cache_itemsize(program.weight_format) == 4 else "float16"
+    state = state_tensors(program.model, program.parameters, dtype, turns=program.extend is not None)
+    modelled, measured = Counter[str](), Counter[str]()
+    for tensor in state:
+        modelled[state_kind(tensor.name)] += rows * tensor.bytes_per_row()
+    for name, size in benchmark.state_bytes(executor).items():
+        measured[state_kind(name)] += size
     rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
-    bounds, vectors = benchmark.bounds_bytes(executor), modelled.keys_values + modelled.scales
-    lines = [
-        MeasuredMemory(
-            "weights",
-            benchmark.weight_copies
-            * (engine_weight_bytes(program, benchmark.weight_format(program)).resident + rotary),
-            *benchmark.weight_bytes(executor),
-        ),
-        MeasuredMemory("cache", rows * vectors, executor.state_bytes() - bounds, "allocated buffers"),
+    weights = engine_weight_bytes(program, benchmark.weight_format(program)).resident + rotary
+    return [
+        MeasuredMemory("weights", benchmark.weight_copies * weights, *benchmark.weight_bytes(executor)),
+        *(MeasuredMemory(kind, size, measured[kind], "allocated buffers") for kind, size in modelled.items()),
     ]
-    if modelled.page_bounds:
-        kind = "page bounds" if program.parameters.has_pages else "beside keys"
-        lines.append(MeasuredMemory(kind, rows * modelled.page_bounds, bounds, "allocated buffers"))
-    return lines
 
 
 def prefill_line(side: ProfiledEngine, peak: Peak, rows: int, context: int) -> MeasuredMemory:

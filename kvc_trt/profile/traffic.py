@@ -13,7 +13,16 @@ from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, linear_stat
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators.tensors import VECTOR_PARTS
+from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
+from kvc_trt.operators.linear.tokens import STATE as LINEAR_STATE
+from kvc_trt.operators.tensors import BOUNDS, VECTOR_PARTS
+
+_STATE_KINDS = {
+    BOUNDS.name: "page bounds",
+    SLOT_POSITIONS.name: "positions",
+    **dict.fromkeys((one.name for one in LINEAR_STATE), "linear state"),
+}
+"""Name of a state tensor -> its kind of memory, except for the parts of keys and values."""
 
 
 def entries_cached(parameters: PolicyParameters, layer: int, prompt_tokens: int, generated: int = 0) -> int:
@@ -118,6 +127,14 @@ def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int,
         else:
             others += tensor.bytes_per_row()
     return CacheBytes(times * keys_values, times * scales, times * others)
+
+
+def state_kind(tensor: str) -> str:
+    """Return the kind of memory that a state tensor belongs to, by the name that tables give it."""
+    name = tensor.partition(".")[0]
+    if name in VECTOR_PARTS:
+        return "cache"
+    return _STATE_KINDS.get(name, "other state")
 
 
 def stored_context_bytes(

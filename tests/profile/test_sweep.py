@@ -14,10 +14,15 @@ from kvc_trt.backends.torch.benchmark import TorchBenchmark
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.files.held import HeldFile
+from kvc_trt.models.config import Attention, Linear, ModelDescription
 from kvc_trt.profile.decode_memory import decode_peak
 from kvc_trt.profile.profiled_engine import DecodeRun, open_profiled
 from kvc_trt.profile.sweep import MeasuredMemory, standing_memory
-from kvc_trt.profile.traffic import cache_bytes
+from kvc_trt.profile.traffic import cache_bytes, linear_bytes
+from tests.small_model import SMALL
+
+PART = Linear(key_heads=2, value_heads=4, key_size=16, value_size=8, kernel=4)
+LINEAR = replace(SMALL, description=ModelDescription(attention=(Attention(linear=PART), Attention(gated=True))))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -31,6 +36,26 @@ def test_modelled_memory_is_what_is_allocated(engine, rows, dense):
     assert all(abs(line.difference_percent) < 1 for line in lines.values())
     state = sum(line.measured for kind, line in lines.items() if kind != "weights")
     assert state == side.executor.state_bytes()
+
+
+@pytest.mark.parametrize(
+    ("policy", "model", "kinds"),
+    [
+        ("rocketkv", LINEAR, {"cache", "page bounds", "positions", "linear state"}),
+        ("full", LINEAR, {"cache", "linear state"}),
+        ("h2o", SMALL, {"cache", "positions", "other state"}),
+        ("sparq", SMALL, {"cache", "other state"}),
+    ],
+)
+def test_state_is_named_by_its_kind(policy, model, kinds, make_program):
+    program = make_program(policy, model=model, turns=True)
+    side = open_profiled("side", program, OnnxRuntimeBenchmark(RunOptions(threads=1), "float32"))
+    DecodeRun(side, 2, 90)
+    lines = {line.kind: line for line in standing_memory(side, 2)}
+    assert set(lines) == {"weights"} | kinds
+    assert all(line.modelled == line.measured > 0 for kind, line in lines.items() if kind != "weights")
+    if "linear state" in kinds:
+        assert lines["linear state"].measured == 2 * linear_bytes(model, 4)
 
 
 ROWS = 128

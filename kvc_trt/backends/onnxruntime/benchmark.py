@@ -51,7 +51,6 @@ from kvc_trt.methods.base.registry import prompt_runs
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators import PROMPT_BLOCK
-from kvc_trt.operators.tensors import VECTOR_PARTS
 
 _FLOAT32 = 4
 STATE_BYTES = 256 << 20
@@ -91,9 +90,8 @@ class OnnxRuntimeBenchmark(Benchmark):
         return executor.program.weight_file.size, "size of the file"
 
     @override
-    def bounds_bytes(self, executor: Any) -> int:
-        kinds = ((name.partition(".")[0], buffer) for name, buffer in executor.buffers.items())
-        return sum(buffer.nbytes for kind, buffer in kinds if kind not in VECTOR_PARTS)
+    def state_bytes(self, executor: Any) -> Mapping[str, int]:
+        return {name: buffer.nbytes for name, buffer in executor.buffers.items()}
 
     @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:

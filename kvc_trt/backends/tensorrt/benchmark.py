@@ -61,9 +61,8 @@ class TensorRtBenchmark(Benchmark):
         return executor.load().plan_bytes, "size of all plans"
 
     @override
-    def bounds_bytes(self, executor: TensorRtExecutor) -> int:
-        bounds = sum(t.bytes_per_row() for t in executor.program.state if t.name.startswith("bounds"))
-        return executor.rows * bounds
+    def state_bytes(self, executor: TensorRtExecutor) -> Mapping[str, int]:
+        return {tensor.name: executor.rows * tensor.bytes_per_row() for tensor in executor.program.state}
 
     @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:

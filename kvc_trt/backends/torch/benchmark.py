@@ -130,8 +130,8 @@ class TorchBenchmark(Benchmark):
         return self._weights.nbytes + executor.decoder.rotary_bytes, "resident tensors"
 
     @override
-    def bounds_bytes(self, executor: TorchExecutor) -> int:
-        return sum(tensor.nbytes for name, tensor in executor.state.items() if name.startswith("bounds"))
+    def state_bytes(self, executor: TorchExecutor) -> Mapping[str, int]:
+        return {name: tensor.nbytes for name, tensor in executor.state.items()}
 
     @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:

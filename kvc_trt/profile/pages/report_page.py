@@ -16,8 +16,8 @@ Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 _KINDS = {
-    "weights": COLOURS[0], "cache": COLOURS[2], "page bounds": COLOURS[5], "beside keys": COLOURS[5],
-    "prefill": COLOURS[3],
+    "weights": COLOURS[0], "cache": COLOURS[2], "page bounds": COLOURS[5], "other state": COLOURS[1],
+    "linear state": COLOURS[4], "positions": COLOURS[6], "prefill": COLOURS[3],
 }  # fmt: skip
 _READABLE_KIND = {"prefill": "activations of a prefill"}
 _LEAST_SHARE = 0.01
