@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.family import family
+from kvc_trt.models.family import DType, family
 from kvc_trt.models.family_weights import channel_order, in_our_order
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.sources.checkpoint import Checkpoint, has_weights
@@ -58,28 +60,45 @@ def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
     return in_our_order(floats, config, places, interleaved=own.interleaved)
 
 
-def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
-    """The configuration, and whether an engine holds the blocks of the file; a directory needs no weights for it."""
+class FoundConfig(NamedTuple):
+    """What a checkpoint says of itself before its weights are read."""
+
+    config: ModelConfig
+    blocks: bool
+    """True if an engine holds the blocks of the checkpoint as they are."""
+    dtype_known: bool = True
+    """False if nothing says the type of the weights, so that the family's is taken."""
+
+
+def read_model_config(path: Path, elsewhere: Callable[[], DType | None] | None = None) -> FoundConfig:
+    """Read the configuration of a file, or of a directory, which needs no weights for it.
+
+    `elsewhere` is asked for the type of the weights where neither config.json nor a tensor of the directory says it.
+    """
     if is_file(path):
         checkpoint = GgufCheckpoint(path)
         checkpoint.close()
-        return checkpoint.config, checkpoint.keeps_its_blocks
-    config, layout = _directory_config(path), int4_layout_of(path)
+        return FoundConfig(checkpoint.config, checkpoint.keeps_its_blocks)
+    (config, known), layout = _directory_config(path), int4_layout_of(path)
+    if not known and elsewhere is not None and (found := elsewhere()) is not None:
+        config, known = replace(config, dtype=found), True
     own = family(config.architecture)
     moved = own.weights is not None or channel_order(config, interleaved=own.interleaved) is not None
     # Engines hold scales in float16, and models in bfloat16 have them in that type.
     held = layout is not None and layout.fits_blocks and config.dtype == "float16"
-    return config, held and not moved and own.stacks is None
+    return FoundConfig(config, held and not moved and own.stacks is None, known)
 
 
-def _directory_config(directory: Path) -> ModelConfig:
-    """Return the configuration of a Hugging Face directory; its tensors, if there are any, say a dtype not stated."""
+def _directory_config(directory: Path) -> tuple[ModelConfig, bool]:
+    """Return the configuration of a Hugging Face directory, and whether it or a tensor says the type of the weights."""
     config = read_config(directory)
-    if states_dtype(read_decoder_fields(directory / "config.json")[0]) or not has_weights(directory):
-        return config
+    if states_dtype(read_decoder_fields(directory / "config.json")[0]):
+        return config, True
+    if not has_weights(directory):
+        return config, False
     checkpoint = Checkpoint(directory)
     checkpoint.close()
-    return checkpoint.config
+    return checkpoint.config, True
 
 
 def int4_layout_of(directory: Path) -> Int4Layout | None:

@@ -34,6 +34,7 @@ def test_json_is_alone_on_stdout(capsys):
     assert plan["policy"]["capacity"] == 3191
     assert plan["weights"] == {
         "format": "bf16",
+        "assumed": False,
         "parameters": 8030261248,
         "resident_bytes": 16060522496,
         "active_parameters": 8030261248,

@@ -19,7 +19,7 @@ from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
-from kvc_trt.models.sources.hub import WAYS_OUT, fetch, ways_out_of
+from kvc_trt.models.sources.hub import WAYS_OUT, fetch, stored_dtype, ways_out_of
 from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
 
 pytest.importorskip("huggingface_hub")
@@ -35,6 +35,8 @@ class StubHub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.counts: dict[str, object] = {}
+        """What the Hub says of a repository's tensors."""
         self.downloaded: list[str] = []
         self.failing = False
 
@@ -79,7 +81,10 @@ class Handler(BaseHTTPRequestHandler):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         if kind == "revision":
             siblings = [{"rfilename": file} for file in files]
-            return 200, {}, json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode()
+            info = {"id": name, "sha": commit, "siblings": siblings}
+            if "expand=safetensors" in self.path:
+                info["safetensors"] = self.server.counts.get(name)
+            return 200, {}, json.dumps(info).encode()
         if kind == "tree":
             tree = [
                 {"type": "file", "path": path, "size": len(content), "oid": f"{i:040d}"}
@@ -193,6 +198,59 @@ def test_a_repository_id_can_be_planned_and_built(hub, tmp_path, monkeypatch, ca
     capfd.readouterr()
     assert run(["build", "--config", "engine/config.json", "--no-verify", "-o", "engine"]) == 0
     assert "up to date" in capfd.readouterr().out
+
+
+def counted(**parameters: object) -> dict[str, object]:
+    return {"parameters": parameters, "total": 0}
+
+
+@pytest.mark.parametrize(
+    ("counts", "dtype"),
+    [
+        (counted(BF16=100, F32=40), "bfloat16"),
+        (counted(BF16=100, F32=60), "float32"),
+        (counted(U8=10_000, F16=1), "float16"),
+        (counted(U8=10_000), None),
+        (counted(BF16="many"), None),
+        (counted(NEW=1, BF16=5), "bfloat16"),
+        ({"parameters": 5, "total": 0}, None),
+        ("text", None),
+        (None, None),
+    ],
+)
+def test_the_hub_says_the_type_of_most_floats_without_a_download(hub, counts, dtype):
+    hub.counts["org/model"] = counts
+    assert stored_dtype("org/model", COMMIT) == dtype
+    assert stored_dtype("org/absent", COMMIT) is None
+    hub.failing = True
+    assert stored_dtype("org/model", COMMIT) is None
+    assert hub.downloaded == []
+
+
+def test_a_plan_of_a_repository_has_the_dtype_of_its_tensors(hub, tmp_path, monkeypatch, capfd, tiny_fields):
+    """Once they are downloaded they say it themselves, whatever the Hub says."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    fields = {name: value for name, value in tiny_fields().items() if "dtype" not in name}
+    hub.repositories["org/model"]["config.json"] = json.dumps(fields).encode()
+    plan = ["plan", "--model", "org/model", "--token-budget", "32"]
+    assumed = "fp32 weights are assumed: config.json states no dtype"
+    for counts, weights in ((counted(BF16=100, F32=40), "bf16"), (None, "fp32")):
+        hub.counts["org/model"] = counts
+        assert run(plan) == 0
+        printed = capfd.readouterr().out
+        assert f"weights: {weights}, " in printed
+        assert (assumed in printed) == (counts is None)
+    for more in (["--memory", "1MiB"], ["--compare"]):
+        assert run(["plan", "--model", "org/model", *more]) == 0
+        assert assumed in capfd.readouterr().out
+    assert run([*plan, "--weights", "fp32"]) == 0
+    assert assumed not in capfd.readouterr().out
+    assert hub.downloaded == ["config.json"]
+    fetch("org/model")
+    hub.counts["org/model"] = counted(BF16=100)
+    assert run(plan) == 0
+    assert "weights: fp32, " in (printed := capfd.readouterr().out)
+    assert assumed not in printed
 
 
 @pytest.mark.parametrize(

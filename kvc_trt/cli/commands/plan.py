@@ -26,7 +26,9 @@ DEFAULT_BANDWIDTH = 12.5e9
 @cloup.option_group(
     "Model and weights",
     cloup.option(
-        "--model", metavar="NAME|PATH", help="A preset, a Hugging Face directory, its config.json, or a GGUF file."
+        "--model",
+        metavar="NAME|PATH|ORG/NAME",
+        help="A preset, a Hugging Face directory, its config.json, a GGUF file, or a repository of the Hub.",
     ),
     cloup.option("--weights", type=click.Choice(WEIGHTS), help="Format of stored weights; auto is the model's own."),
 )

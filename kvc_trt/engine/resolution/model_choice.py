@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from kvc_trt.models.formats import (
 from kvc_trt.models.presets import RecommendedPolicy, load_preset
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
-from kvc_trt.models.sources.hub import WAYS_OUT, fetch, fetch_config, is_repository, ways_out_of
+from kvc_trt.models.sources.hub import WAYS_OUT, fetch, fetch_config, is_repository, stored_dtype, ways_out_of
 from kvc_trt.models.sources.hugging_face import read_json_object
 from kvc_trt.models.sources.package_file import PackageFile
 from kvc_trt.models.weights import WeightSource, check_weights
@@ -68,6 +69,8 @@ class ModelChoice:
     blocks: bool = False
     """True if the weights are a checkpoint whose quantised matrices an engine holds as they are (`--weights keep`)."""
     recommended: RecommendedPolicy | None = None
+    dtype_known: bool = True
+    """False if nothing says the type of the checkpoint's weights, so that `config` has that of its family."""
 
     @property
     def quantised(self) -> Literal["fp8", "int4"] | None:
@@ -104,13 +107,16 @@ def choose_model(model: str, checkpoint: str | None = None, revision: str | None
         raise InputError("--model is a checkpoint already; --checkpoint goes with a preset's name")
     if at_path:
         path = Path(model).absolute()
-        config, blocks = read_model_config(path)
+        config, blocks, known = read_model_config(path)
         name = path.stem if is_file(path) else path.name
-        return ModelChoice(name, config, _general_defaults(config), path, blocks=blocks)
+        return ModelChoice(name, config, _general_defaults(config), path, blocks=blocks, dtype_known=known)
     if on_hub:
-        config, blocks = read_model_config(fetch_config(model, revision))
+        directory = fetch_config(model, revision)
+        config, blocks, known = read_model_config(directory, partial(stored_dtype, model, directory.name))
         name, defaults = model.partition("/")[2], _general_defaults(config)
-        return ModelChoice(name, config, defaults, hugging_face_id=model, revision=revision, blocks=blocks)
+        return ModelChoice(
+            name, config, defaults, hugging_face_id=model, revision=revision, blocks=blocks, dtype_known=known
+        )
     preset = load_preset(model)
     defaults = {**_general_defaults(preset.config), **preset.defaults}
     choice = ModelChoice(
@@ -120,8 +126,9 @@ def choose_model(model: str, checkpoint: str | None = None, revision: str | None
     if checkpoint is None:
         return choice
     path = Path(checkpoint).absolute()
-    config, blocks = read_model_config(path)
-    return replace(choice, config=_as_chosen(preset.config, config, model, path), path=path, blocks=blocks)
+    config, blocks, known = read_model_config(path)
+    config = _as_chosen(preset.config, config, model, path)
+    return replace(choice, config=config, path=path, blocks=blocks, dtype_known=known)
 
 
 def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, ModelSource]:

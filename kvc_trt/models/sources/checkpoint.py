@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -99,12 +100,17 @@ class Checkpoint:
         for file in self._files.values():
             file.close()
 
-    def _usual_dtype(self) -> str | None:
-        """Return the type of floats that most bytes have; None without floats. Codes of any kind are none."""
+    def _usual_dtype(self) -> DType | None:
         sizes: Counter[str] = Counter()
         for file, stored in self._home.values():
             sizes[file.entries[stored].dtype] += file.entries[stored].nbytes
-        return max(get_args(DType), key=lambda dtype: sizes[dtype]) if sizes.keys() & set(get_args(DType)) else None
+        return usual_dtype(sizes)
+
+
+def usual_dtype(sizes: Mapping[str, int]) -> DType | None:
+    """Return the type of floats that most bytes have, of bytes by type; None without floats. Codes are none."""
+    floats: list[DType] = [dtype for dtype in get_args(DType) if sizes.get(dtype, 0) > 0]
+    return max(floats, key=lambda dtype: sizes[dtype], default=None)
 
 
 def has_weights(directory: Path) -> bool:

@@ -7,6 +7,10 @@ import re
 from pathlib import Path
 
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
+from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.models.family import DType
+from kvc_trt.models.sources.checkpoint import usual_dtype
+from kvc_trt.models.sources.safetensors_file import DTYPES
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 
 FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", *TOKENIZER_FILES)
@@ -33,6 +37,23 @@ def fetch_config(repo_id: str, revision: str | None = None) -> Path:
             f"{repo_id} holds no config.json", hint="of a repository of GGUF files, download one: --model FILE.gguf"
         )
     return directory
+
+
+def stored_dtype(repo_id: str, commit: str) -> DType | None:
+    """Return the type of floats that most bytes of a repository's safetensors have, as the Hub counts them.
+
+    One request, and no tensor is downloaded. None where the Hub says nothing that is understood, or is not reached.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    try:
+        found = api.model_info(repo_id, revision=commit, expand=["safetensors"], timeout=_TIMEOUT_SECONDS).safetensors
+        counts = {} if found is None else {name: int(count) for name, count in found.parameters.items()}
+    except Exception:  # of several HTTP libraries, and of an answer in another form
+        return None
+    known = ((DTYPES[name], count) for name, count in counts.items() if name in DTYPES)
+    return usual_dtype({dtype: numpy_dtype(dtype).itemsize * count for dtype, count in known})
 
 
 def fetch(

@@ -64,6 +64,7 @@ def resolve_plan(request: PlanRequest) -> dict[str, Any]:
     placement = _placement(choice.config, parameters, weights, filled)
     plan = make_plan(placement, gpus, _divisions(placement, filled, gpus))
     plan["model"] = {"name": choice.name, **plan["model"]}
+    plan["weights"]["assumed"] = _is_assumed(config, choice, weights)
     plan["default_taken"] = default_taken(config, choice)
     plan["choices"] = _choices(config, filled, plan, by_mix=mix is not None)
     plan["layer_budget"] = filled.layer_budget or "uniform"
@@ -93,6 +94,7 @@ def resolve_limit(request: PlanRequest, limit: Limit) -> dict[str, Any]:
         "max_input_len": filled.max_input_len,
         "max_output_len": filled.max_output_len,
         "weights": weights,
+        "weights_assumed": _is_assumed(config, choice, weights),
         "ranks": ranks or 1,
         **found,
     }
@@ -136,7 +138,8 @@ def resolve_comparison(config: BuildConfig) -> dict[str, Any]:
     """Return the comparison of all policies at the configuration's budget."""
     choice = _choose(config)
     weights = _weight_format(config.weights, choice, config.backend)
-    return compare_policies(config, choice, weights, turns=_takes_turns(config.backend))
+    compared = compare_policies(config, choice, weights, turns=_takes_turns(config.backend))
+    return {**compared, "weights": weights, "weights_assumed": _is_assumed(config, choice, weights)}
 
 
 def _for_mix(filled: BuildConfig, config: BuildConfig, mix: Mix | None) -> BuildConfig:
@@ -216,6 +219,11 @@ def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
     if choice.blocks and "keep" in kinds:
         return "keep"
     return "fp8" if choice.quantised == "fp8" and "fp8" in kinds else _OWN_FORMATS[choice.config.dtype]
+
+
+def _is_assumed(config: BuildConfig, choice: ModelChoice, weights: str) -> bool:
+    """Return whether neither the user nor the checkpoint says the format of the weights."""
+    return config.weights == "auto" and not choice.dtype_known and weights == _OWN_FORMATS[choice.config.dtype]
 
 
 def _takes_turns(backend: str) -> bool:

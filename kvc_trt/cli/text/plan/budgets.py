@@ -13,6 +13,12 @@ from kvc_trt.tables import text_table
 COMPARED = ("policy", "stored per row", "beside K and V", "of dense", "Table 1", "read per step", "of dense", "Table 1")
 
 
+def assumed_weights(format_: str) -> str:
+    """Say that nothing states the format of the weights."""
+    why = "config.json states no dtype, and there are no tensors to look at"
+    return f"{format_} weights are assumed: {why} (--weights names another)"
+
+
 def compare_text(comparison: Mapping[str, Any]) -> str:
     """Return a heading, an aligned table, and the policies that the budget rules out."""
     full, usual = comparison["full_bytes_per_row"], comparison["kv_cache"]
@@ -30,6 +36,8 @@ def compare_text(comparison: Mapping[str, Any]) -> str:
         "- Table 1: RocketKV's formulas at c = sequence / token budget; it counts auxiliary data in keys, not in pairs",
         "- quest, exact-topk: one list per KV head is counted; query heads that choose apart may read more together",
     ]
+    if comparison["weights_assumed"]:
+        lines.append(f"- {assumed_weights(comparison['weights'])}")
     return "\n".join(lines)
 
 
@@ -62,6 +70,8 @@ def limit_text(found: Mapping[str, Any]) -> str:
         "- per row: allocated for one row at full length; rows: as many as fit; everything is counted, positions too",
         f"- step: floor of one step of {rows} at full length, weights in {found['weights']}, modelled; -: does not fit",
     ]
+    if found["weights_assumed"]:
+        notes.append(f"- {assumed_weights(found['weights'])}")
     return "\n\n".join([heading, *tables, "\n".join(notes)])
 
 

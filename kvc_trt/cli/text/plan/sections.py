@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.text.plan import gpus
+from kvc_trt.cli.text.plan.budgets import assumed_weights
 from kvc_trt.cli.text.policy import linear_layers, nothing_compressed, sliding_layers
 from kvc_trt.cli.text.printing import number, ranges, section
 from kvc_trt.methods.base.parameters import BASELINE
@@ -37,6 +38,8 @@ def _head(plan: Plan) -> str:
         f"weights: {weights['format']}, {readable_size(weights['resident_bytes'])} resident, "
         f"{readable_size(weights['read_bytes_per_step'])} read per step",
     ]
+    if weights["assumed"]:
+        lines.append(assumed_weights(weights["format"]))
     return "\n".join([*lines, *([] if plan["rotary"] is None else [f"rotary: {plan['rotary']}"])])
 
 
