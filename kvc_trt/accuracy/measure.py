@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from kvc_trt.accuracy.questions import ModelVocabulary, QuestionSet, ask
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.under_test.answerer import Answerer, questions_for
 from kvc_trt.accuracy.under_test.model_under_test import ModelUnderTest, Room
+from kvc_trt.accuracy.work import GroupWork
 from kvc_trt.errors import InputError
 from kvc_trt.progress import Advance, NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet
@@ -183,23 +184,43 @@ def measure(
     _check_lengths(model, groups)
     vocabulary = ModelVocabulary(model.tokenizer, model.config.vocab_size, model.template)
     data_sets = _DataSets(vocabulary, draw)
-    missing = {g: sum(_missing(results.cells.get(key_of(g, one)), draw.count_of(g.task)) for one in variants)
-               for g in groups}  # fmt: skip
+    missing = lacking(variants, groups, draw, results)
+    work = {
+        group: GroupWork(
+            group, draw.answer_room(group.task), draw.count_of(group.task), missing[group], read_once=model.reads_once
+        )
+        for group in groups
+    }
     progress = progress or NullProgress()
-    with progress.task("accuracy", sum(missing.values())) as advance:
+    with progress.task("accuracy", sum(one.total for one in work.values())) as advance:
         for group in sorted(groups, key=lambda one: (one.length, one.framing, one.mode, draw.answer_room(one.task))):
-            if missing[group] and not _over(until):
+            if any(missing[group]) and not _over(until):
                 asked = ask(group, data_sets.of(group), vocabulary, draw.task(group.task))
                 _check_same_questions(variants, asked, results)
                 measured = GroupMeasurement(model, asked, draw.seed, tokens_at_once)
                 try:
-                    _ask_all(measured, variants, draw, results, until, advance)
+                    _ask_all(measured, variants, draw, results, until, _reported(work[group], advance))
                 except (KeyboardInterrupt, SystemExit):
                     kept = sum(cell.samples for cell in [*results.cells.values()])  # threads may still add some
                     progress.note(f"{results.path}: {kept} answers are kept; the same command goes on from there")
                     raise
     keys = [key_of(group, variant) for group in groups for variant in variants]
     return [results.cells[key] for key in keys if key in results.cells]
+
+
+def lacking(
+    variants: Sequence[Variant], groups: Sequence[QuestionGroup], draw: Draw, results: Results
+) -> dict[QuestionGroup, list[int]]:
+    """Return the number of answers that each variant lacks, by group."""
+    return {
+        group: [_missing(results.cells.get(key_of(group, one)), draw.count_of(group.task)) for one in variants]
+        for group in groups
+    }
+
+
+def _reported(work: GroupWork, advance: Advance) -> Callable[[int, int], None]:
+    """Return the function that advances by the work of new answers of a variant, which then has `samples`."""
+    return lambda answers, samples: advance(work.done(answers, samples))
 
 
 def _missing(cell: Cell | None, count: int) -> int:
@@ -217,9 +238,9 @@ def _ask_all(
     draw: Draw,
     results: Results,
     until: float | None,
-    advance: Advance,
+    report: Callable[[int, int], None],
 ) -> None:
-    """Ask the questions of a group that the results lack, some samples at a time, and advance by the number of answers.
+    """Ask the questions of a group that the results lack, some samples at a time, and report new answers.
 
     All questions are asked in other threads, so that this one hears of an interruption at once.
     """
@@ -236,7 +257,7 @@ def _ask_all(
         for cell in measured.more(variant, known(variant), last, full, whole):
             before = _missing(known(variant), count)
             (results.keep if _missing(cell, last) else results.append)(cell)
-            advance(before - _missing(cell, count))
+            report(before - _missing(cell, count), cell.samples)
             if ended.is_set() or _over(until):
                 return
 

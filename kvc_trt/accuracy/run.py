@@ -12,7 +12,7 @@ from typing import Any
 from kvc_trt.accuracy.cell import Cell, interval
 from kvc_trt.accuracy.draw import Draw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, file_name
-from kvc_trt.accuracy.measure import measure
+from kvc_trt.accuracy.measure import lacking, measure
 from kvc_trt.accuracy.pages.figures import average_curves, memory_curves, task_curves
 from kvc_trt.accuracy.pages.heat_map import heat_map
 from kvc_trt.accuracy.pages.html_page import html_page
@@ -52,6 +52,8 @@ def evaluate(
     with Results(output_directory / RESULTS_FILE, settings) as results:
         if results.dropped:
             progress.note(f"{results.path}: its last line was cut short, and is measured again")
+        answers = sum(map(sum, lacking(variants, groups, draw, results).values()))
+        progress.note(f"{answers:,} answers to give, by {len(variants)} policies and budgets")
         cells = measure(model, variants, groups, draw, results, progress)
     report = AccuracyReport(settings, machine_record(), cells, bars, time.monotonic() - started)
     write_files(report, output_directory)

@@ -145,5 +145,6 @@ def _positions(config: Path) -> int | None:
 
 def _cannot_spell(task: str, how: str) -> InputError:
     return InputError(
-        f"{task}: the tokenizer cannot spell this task: {how}", hint="use a task or a model whose words it knows"
+        f"{task}: the tokenizer cannot spell this task: {how}",
+        hint="kvc-trt tasks lists others; two-records has the words of retrieval-tiny",
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvc_trt.accuracy.cell import Cell, CellKey, key_of
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, question_groups
-from kvc_trt.accuracy.measure import measure
+from kvc_trt.accuracy.measure import lacking, measure
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.under_test.model_under_test import ModelUnderTest
 from kvc_trt.policies import BASELINE
@@ -143,9 +143,11 @@ def ask(
             f"round {number} of {len(counts)}: {len(some)} candidates on the first {count} prompts"
             f"{pace.left(len(some), counts[number - 2] if number > 1 else 0, counts[number - 1 :])}"
         )
-        within = _Round(progress, f"round {number} of {len(counts)}", pace)
         variants = list(dict.fromkeys([WHOLE, *(one.variant for one in some)]))
-        measure(model, variants, asked.groups, asked.prompts.first(count), results, within, until=until)
+        prompts = asked.prompts.first(count)
+        answers = sum(map(sum, lacking(variants, asked.groups, prompts, results).values()))
+        within = _Round(progress, f"round {number} of {len(counts)}", pace, answers)
+        measure(model, variants, asked.groups, prompts, results, within, until=until)
         now = known(asked.prompts, asked.candidates, asked.groups, results)
         if len(now.rounds) < number:
             break
@@ -158,7 +160,7 @@ class _Pace:
     """The average time of an answer, with its share of reading the prompt."""
 
     def __init__(self) -> None:
-        self.answers, self.seconds = 0, 0.0
+        self.answers, self.seconds = 0.0, 0.0
 
     def left(self, candidates: int, before: int, counts: Sequence[int]) -> str:
         """Say how long all rounds from here on take if half of the candidates stay each time."""
@@ -175,8 +177,8 @@ class _Pace:
 class _Round:
     """The progress of one round under its own name; it also measures the pace."""
 
-    def __init__(self, outer: Progress, name: str, pace: _Pace) -> None:
-        self._outer, self._name, self._pace = outer, name, pace
+    def __init__(self, outer: Progress, name: str, pace: _Pace, answers: int) -> None:
+        self._outer, self._name, self._pace, self._answers = outer, name, pace, answers
 
     @contextlib.contextmanager
     def task(self, description: str, total: int | None) -> Iterator[Advance]:
@@ -184,7 +186,7 @@ class _Round:
         with self._outer.task(self._name, total) as advance:
 
             def counted(amount: int) -> None:
-                self._pace.answers += amount
+                self._pace.answers += self._answers * amount / total if total else 0.0
                 advance(amount)
 
             try:

@@ -17,6 +17,7 @@ from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.questions import ModelVocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
+from kvc_trt.accuracy.work import STEP
 from kvc_trt.errors import InputError
 from kvc_trt.models.presets import load_preset
 from kvc_trt.progress import NullProgress
@@ -31,7 +32,7 @@ DRAW = QuestionDraw(4, 0)
 class Fake:
     """Answers right under full, wrong under everything else; has no snapkv-gqa."""
 
-    config, workers, template = MODEL, 1, None
+    config, workers, template, reads_once = MODEL, 1, None, True
     tokenizer = load_task_tokenizer("retrieval-tiny")
 
     def __init__(self, drawn, wrong=("rocketkv",)) -> None:
@@ -157,7 +158,9 @@ def test_every_answer_is_kept_and_progress_counts_them(drawn, groups, tmp_path, 
         full, wrong, absent = measure(model, VARIANTS, groups[:1], DRAW, results, Counting())
     assert (full.scores, wrong.scores, absent.reason) == ((1.0,) * 4, (0.0,) * 4, "too small")
     assert model.asked == ["full"] * 4 + ["rocketkv 64"] * 4
-    assert counted == [12, *[1] * 8, 4]
+    room = DRAW.answer_room(groups[0].task)
+    answer, prompt = STEP * round(room / 2), 128 - room
+    assert counted == [4 * prompt + 12 * answer, *[prompt + answer] * 4, *[answer] * 4, 4 * answer]
     assert len(path.read_text().splitlines()) == 4  # a cell has a line for its block
     assert not path.with_suffix(".partial.jsonl").exists()
 

@@ -72,6 +72,7 @@ class Engines:
     """Every candidate as an engine directory of its own, built and run as any other."""
 
     workers = 1
+    reads_once = True
 
     def __init__(self, tuned, folder: Path) -> None:
         self._chosen, self._folder, self.row_bytes = tuned.chosen_model, folder, {}

@@ -54,6 +54,10 @@ class ModelUnderTest(Protocol):
     def workers(self) -> int:
         """The number of variants that can be asked at a time, each in a separate thread."""
 
+    @property
+    def reads_once(self) -> bool:
+        """True if a prompt is read once for all variants, not by each."""
+
     def describe(self) -> dict[str, Any]:
         """Settings that results must share to stand in one file."""
 
@@ -68,6 +72,7 @@ class BuiltEngine:
     """The engine under its policy and budget, whatever the questions' length: it was resolved when it was built."""
 
     workers = 1
+    reads_once = False
 
     def __init__(self, engine: EngineDirectory, backend: str) -> None:
         self._engine, self._backend = engine, backend

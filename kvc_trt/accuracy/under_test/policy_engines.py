@@ -129,6 +129,8 @@ class PolicyEngines:
     many engines as these allow are asked at a time. Prompts are computed with all of them.
     """
 
+    reads_once = True
+
     def __init__(self, chosen: ChosenModel, directory: Path, *, threads: int | None = None) -> None:
         self._chosen = chosen
         self.config, self.tokenizer, self.template = chosen.config, chosen.tokenizer, chosen.template
