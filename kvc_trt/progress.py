@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from kvc_trt.errors import escaped
@@ -49,34 +51,81 @@ class NullProgress:
         """Ignore the message."""
 
 
+@dataclass(eq=False)
+class _OpenTask:
+    """A task of `LineProgress` that is not over."""
+
+    description: str
+    total: int | None
+    started: float
+    last: float
+    """The time of its last line, or of its start."""
+    done: int = 0
+
+    def line(self, now: float) -> str:
+        """Say how far it is, and how long the rest takes, or how long it has taken."""
+        seconds = now - self.started
+        left = _left(seconds, self.done, self.total)
+        if left or self.total == self.done:
+            return f"{self.description}: {_share(self.done, self.total)}{left}"
+        share = f"{_share(self.done, self.total)}, " if self.done else ""
+        return f"{self.description}: {share}{seconds:.0f} s so far"
+
+
 class LineProgress:
-    """Plain lines for logs: one every few seconds, and one after each task that took over a second."""
+    """Plain lines for logs: one every few seconds of a long task, and one after each that took over a second."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
+        self._open: list[_OpenTask] = []
+        self._last = 0.0
+        self._writing = threading.Lock()
 
     @contextlib.contextmanager
     def task(self, description: str, total: int | None) -> Iterator[Advance]:
-        """Print `description: 40%` now and then."""
-        started = last = time.monotonic()
-        done = 0
+        """Print `description: 40%` now and then; where nothing advances, how long that has taken."""
+        started, ended = time.monotonic(), threading.Event()
+        own = _OpenTask(description, total, started, started)
+        if not self._open:
+            self._last = started
+            # Without one more thread the task goes on, and is silent between its parts.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._repeat, args=(ended,), name="progress", daemon=True).start()
+        self._open.append(own)
 
         def advance(amount: int) -> None:
-            nonlocal done, last
-            done += amount
+            own.done += amount
             now = time.monotonic()
-            if now - last >= SECONDS_BETWEEN_LINES:
-                last = now
-                self.note(f"{description}: {_share(done, total)}{_left(now - started, done, total)}")
+            if now - own.last >= SECONDS_BETWEEN_LINES:
+                self._say(own, now)
 
-        yield advance
+        try:
+            yield advance
+        finally:
+            self._open.remove(own)
+            ended.set()
         seconds = time.monotonic() - started
         if seconds >= SECONDS_WORTH_REPORTING:
             self.note(f"{description}: done in {seconds:.1f} s")
 
     def note(self, message: str) -> None:
         """Print one line."""
-        print(escaped(message), file=self._stream, flush=True)
+        with self._writing:
+            self._last = time.monotonic()
+            print(escaped(message), file=self._stream, flush=True)
+
+    def _repeat(self, ended: threading.Event) -> None:
+        """Speak for the innermost task while nothing else does, until the outermost one has ended."""
+        while not ended.wait(1.0):
+            now = time.monotonic()
+            # The list may change meanwhile, and a stream that cannot be written to is the command's own error.
+            with contextlib.suppress(IndexError, OSError, ValueError):
+                if now - self._last >= SECONDS_BETWEEN_LINES:
+                    self._say(self._open[-1], now)
+
+    def _say(self, task: _OpenTask, now: float) -> None:
+        task.last = now
+        self.note(task.line(now))
 
 
 class RichProgress:

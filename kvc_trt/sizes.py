@@ -22,6 +22,14 @@ def readable_size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def readable_count(count: float) -> str:
+    """Return a number of things, such as parameters, with three digits in powers of 1000: `8.03B`."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.3g}"
+
+
 def bytes_of(text: str) -> int | None:
     """Return the bytes of a size such as `60MiB`, `1.5 gb` or `4096`, rounded down; None for anything else, and for 0.
 

@@ -294,8 +294,9 @@ def test_invalid_prompts_are_refused(prompts, retrieval):
 def test_another_backend_runs_an_engine_or_is_refused(retrieval):
     with kvc_trt.Engine.open(retrieval.path, backend="torch", threads=1) as engine:
         assert engine.generate(LAMP).text == ANSWER
-    with pytest.raises(InputError, match="does not run on backend tensorrt"):
+    with pytest.raises(InputError, match="does not run on backend tensorrt") as caught:
         kvc_trt.Engine.open(retrieval.path, backend="tensorrt")
+    assert "kvc-trt build --config ENGINE_DIR/config.json --backend tensorrt" in (caught.value.hint or "")
 
 
 def test_a_build_is_the_command_lines(tmp_path, capfd):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import re
+import threading
+import time
 
 import pytest
 
@@ -30,6 +33,31 @@ def test_a_short_task_says_nothing(clock):
     with LineProgress(stream).task("writing", None) as advance:
         advance(1)
     assert stream.getvalue() == ""
+
+
+def test_a_task_that_does_not_advance_says_how_long_it_has_taken(monkeypatch):
+    """The innermost one, by a thread that ends with the outermost."""
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.5)
+    stream = io.StringIO()
+    shown = LineProgress(stream)
+    with shown.task("outer", 2) as advance, shown.task("inner", None):
+        time.sleep(2.5)
+        assert re.fullmatch(r"inner: \d s so far", stream.getvalue().splitlines()[0])
+        advance(1)
+    assert "outer: 50%, about " in stream.getvalue()
+    for _ in range(50):
+        speaking = [thread for thread in threading.enumerate() if thread.name == "progress"]
+        time.sleep(0.1 if speaking else 0.0)
+    assert not speaking
+
+
+def test_a_stream_that_cannot_be_written_ends_no_task(monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.0)
+    stream = io.StringIO()
+    with LineProgress(stream).task("outer", None):
+        stream.close()
+        time.sleep(1.5)
+        monkeypatch.setattr(module, "SECONDS_WORTH_REPORTING", 100.0)
 
 
 def test_a_task_that_fails_is_not_called_done(clock):

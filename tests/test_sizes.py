@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.sizes import bandwidth_of, bytes_of, readable_size
+from kvc_trt.sizes import bandwidth_of, bytes_of, readable_count, readable_size
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,12 @@ def test_sizes_have_units(text, count):
 @pytest.mark.parametrize("text", ["0", "0MiB", "-1GiB", "1e3MB", "MiB", "60 foo", "1GiB/s", "", "1.GiB"])
 def test_malformed_sizes_are_none(text):
     assert bytes_of(text) is None
+
+
+def test_counts_have_three_digits():
+    assert [readable_count(one) for one in (0, 326, 527_040, 134_515_008, 8_030_261_248, 405e9)] == [
+        "0", "326", "527K", "135M", "8.03B", "405B",
+    ]  # fmt: skip
 
 
 def test_a_bandwidth_is_a_size_by_the_second():

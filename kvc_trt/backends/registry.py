@@ -81,7 +81,8 @@ def runner(built_for: str, name: str | None = None) -> str:
     chosen, able = name or built_for, runners(built_for)
     if chosen not in able:
         message = f"an engine built for {built_for} does not run on backend {chosen}; expected {' or '.join(able)}"
-        raise InputError(message, hint=backend(built_for).instead)
+        another = f"build one for it: kvc-trt build --config ENGINE_DIR/config.json --backend {chosen} -o DIRECTORY"
+        raise InputError(message, hint=backend(built_for).instead or (another if chosen in names() else None))
     return chosen
 
 

@@ -76,7 +76,9 @@ class EngineDirectory:
             state = "is not a directory" if path.exists() else "does not exist"
             raise InputError(f"{path} {state}; expected an engine directory", hint="build one: kvc-trt build --help")
         if not (path / MANIFEST_FILE).exists():
-            raise InputError(f"{path} is not an engine directory: it has no {MANIFEST_FILE}")
+            raise InputError(
+                f"{path} is not an engine directory: it has no {MANIFEST_FILE}", hint="build one: kvc-trt build --help"
+            )
         manifest = read_manifest(path)
         files = manifest.files
         _check_listed(path, (CONFIG_FILE,), files)

@@ -103,7 +103,8 @@ def load_preset(name: str) -> Preset:
     if name not in known:
         raise InputError(
             f"unknown model {name!r}{did_you_mean(name.lower(), known)}",
-            hint="`kvc-trt models` lists the presets; --model also takes a Hugging Face directory or a GGUF file",
+            hint="`kvc-trt models` lists the presets; --model also takes a Hugging Face directory, a GGUF file, or "
+            "ORGANISATION/NAME of the Hub",
         )
     path = build_configs_directory() / "models" / f"{name}.yaml"
     content = validated(_PresetFile, read_mapping(path), str(path))

@@ -481,3 +481,21 @@ def test_a_comparison_has_whole_caches_in_the_other_formats(capsys):
     printed = capsys.readouterr().out
     assert "full in auto" in printed
     assert "per row (kv-cache int8)" in printed
+
+
+def test_a_tiny_model_has_figures_that_are_not_zeros(capsys):
+    assert run(["plan", "--model", "retrieval-tiny"]) == 0
+    printed = capsys.readouterr().out
+    assert "527K parameters" in printed
+    floors = [line.split() for line in printed.split("floor of a step")[1].splitlines()[3:9]]
+    assert all(float(row[2]) > 0 and float(row[4]) > 0 for row in floors)
+    assert "    0.0\n" not in printed
+
+
+@pytest.mark.parametrize("path", ["nothere/", "."])
+def test_a_path_without_a_checkpoint_is_refused_with_what_there_could_be(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["plan", "--model", path]) == 2
+    error = capsys.readouterr().err
+    assert "config.json: No such file" in error
+    assert "\nhint: --model NAME (kvc-trt models), a directory with config.json" in error

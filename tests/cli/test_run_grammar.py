@@ -101,7 +101,7 @@ def test_an_invalid_schema_is_refused_in_one_line(ask, tmp_path, content, messag
     path.write_text(content)
     printed = ask("--json-schema", str(path), code=2)
     assert message in printed.err
-    assert printed.err.startswith("error: ")
+    assert printed.err.startswith((f"error: {path}: ", "error: prompt: the JSON schema cannot be compiled"))
     assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 

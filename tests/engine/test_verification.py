@@ -29,7 +29,7 @@ def inspected(engine, capfd, *options):
 
 
 def test_inspect_says_how_an_engine_was_verified(engine, capfd):
-    assert f"verified   not as it is here: kvc-trt verify {engine.path}" in inspected(engine, capfd)
+    assert f"verified   no; to check it: kvc-trt verify {engine.path}" in inspected(engine, capfd)
     record_verification(engine, QUICK.model_copy(update={"passed": False}))
     assert "verified   quick: FAILED on onnxruntime 1, seed 3, 8 samples, 16 steps; 20" in inspected(engine, capfd)
     assert not is_verified(engine)
@@ -60,7 +60,7 @@ def test_another_build_of_the_directory_is_not_verified(engine, tiny_arguments, 
     assert verifications_of(again) == ()
     record_verification(engine, QUICK)  # of the engine that was there: its digest is another
     assert verifications_of(again) == ()
-    assert "verified   not as it is here" in inspected(again, capfd)
+    assert "verified   no; " in inspected(again, capfd)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{" * 99, b'{"engine": "x"}', b"\xff"])

@@ -57,7 +57,7 @@ def _heading(engine: EngineDirectory) -> str:
 def _verifications(engine: EngineDirectory) -> Iterable[str]:
     found = verifications_of(engine)
     if not found:
-        yield f"verified   not as it is here: kvc-trt verify {engine.path}"
+        yield f"verified   no; to check it: kvc-trt verify {engine.path}"
     for one in found:
         sizes = {"samples": one.samples, "steps": one.steps}
         given = ", ".join([f"seed {one.seed}", *(f"{size} {name}" for name, size in sizes.items() if size is not None)])

@@ -10,6 +10,7 @@ import click
 import cloup
 
 from kvc_trt import Grammar, Sampling
+from kvc_trt.errors import InputError
 from kvc_trt.files.inputs import read_text_input
 from kvc_trt.runtime.answer_rules import RULES, AnswerRule, Client, rules_of
 from kvc_trt.runtime.grammar.schema import MOST_CHARACTERS
@@ -49,7 +50,11 @@ def _grammar(schema: Path | None, choices: tuple[str, ...], regex: str | None) -
     if (schema is not None) + bool(choices) + (regex is not None) > 1:
         raise click.UsageError("give one of --json-schema, --choice and --regex")
     if schema is not None:
-        return Grammar.json_schema(read_text_input(schema, MOST_CHARACTERS))
+        text = read_text_input(schema, MOST_CHARACTERS)
+        try:
+            return Grammar.json_schema(text)
+        except InputError as error:
+            raise InputError(f"{schema}: {error.message}", hint=error.hint) from error
     if choices:
         return Grammar.choice(choices)
     return None if regex is None else Grammar.regex(regex)

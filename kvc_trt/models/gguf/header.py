@@ -87,8 +87,11 @@ class GgufHeader:
 def read_header(file: TensorFile) -> GgufHeader:
     """Read and check the header; InputError for any entry that does not describe the file."""
     cursor = _Cursor(file)
-    if (magic := cursor.take(4, "magic")) != MAGIC:
-        raise cursor.wrong(f"begins with {describe(magic)}, expected {describe(MAGIC)}: not a GGUF file")
+    if (magic := cursor.take(min(4, file.size), "magic")) != MAGIC:
+        raise InputError(
+            f"{file.path}: begins with {describe(magic)}, expected {describe(MAGIC)}: not a GGUF file",
+            hint="of a Hugging Face checkpoint, name the directory: --model DIRECTORY",
+        )
     version = cursor.number("I", "version")
     if version not in VERSIONS:
         swapped = version & 0xFFFF == 0

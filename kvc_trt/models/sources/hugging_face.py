@@ -35,6 +35,7 @@ from kvc_trt.validation import ForeignSchema, validated
 
 LARGEST_CONFIG = 1 << 20
 """Bytes of config.json or generation_config.json."""
+_CHECKPOINTS = "--model NAME (kvc-trt models), a directory with config.json and safetensors, or a file .gguf"
 _MAX_EOS_IDS = 64
 
 
@@ -57,9 +58,9 @@ def read_config(directory: str | Path) -> ModelConfig:
     return parse_config(config, str(directory / "config.json"))
 
 
-def read_json_object(path: Path) -> Mapping[str, Any]:
-    """Read a small file that holds one JSON object; anything else is an `InputError`."""
-    value = read_json_input(path, LARGEST_CONFIG)
+def read_json_object(path: Path, *, hint: str | None = None) -> Mapping[str, Any]:
+    """Read a small file that holds one JSON object; InputError for anything else, with `hint` if it is not there."""
+    value = read_json_input(path, LARGEST_CONFIG, hint=hint)
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, found {describe(value)}")
     return value
@@ -67,7 +68,7 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
 
 def read_decoder_fields(path: Path) -> tuple[Mapping[str, Any], bool]:
     """Return the decoder's fields of a config.json, and whether it stands beside a part that reads images."""
-    fields = read_json_object(path)
+    fields = read_json_object(path, hint=_CHECKPOINTS)
     text = text_fields(fields, str(path))
     return (fields, False) if text is None else (text, True)
 

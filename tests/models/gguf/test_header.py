@@ -41,7 +41,8 @@ def array(kind: int, count: int, content: bytes = b"") -> bytes:
 
 
 CASES = {
-    "empty": (b"", "magic takes 4 bytes at byte 0, but 0 are left"),
+    "empty": (b"", "begins with b'', expected b'GGUF': not a GGUF file"),
+    "short": (b"GG", "begins with b'GG', expected b'GGUF': not a GGUF file"),
     "another format": (b"PK\3\4" + b"\0" * 60, r"begins with b'PK.*not a GGUF file"),
     "version 1": (header([], [], version=1), "GGUF of version 1, expected little-endian and version 2 or 3"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "in big-endian byte order"),

@@ -64,7 +64,7 @@ def _gpus(plan: Plan) -> str:
             readable_size(gpu["usable_bytes"]),
             readable_size(gpu["one_row_bytes"]),
             *(f"{gpu['largest_batch'][side]:,}" for side, _ in SIDES),
-            "-" if gpu["first_token_floor_ms"] is None else f"{gpu['first_token_floor_ms']:,.1f}",
+            "-" if gpu["first_token_floor_ms"] is None else _milliseconds(gpu["first_token_floor_ms"], 1),
         ]
         for gpu in plan["gpus"]
     ]
@@ -110,7 +110,12 @@ def _speed(plan: Plan) -> str:
 
 
 def _side(side: Mapping[str, Any]) -> tuple[str, str]:
-    return (f"{side['floor_ms']:.2f}", f"{side['floor_tokens_per_s']:,.0f}") if side["fits"] else ("-", "-")
+    return (_milliseconds(side["floor_ms"], 2), f"{side['floor_tokens_per_s']:,.0f}") if side["fits"] else ("-", "-")
+
+
+def _milliseconds(time: float, decimals: int) -> str:
+    """Write a time with these decimals, or with two digits where they would be zeros alone."""
+    return f"{time:,.{decimals}f}" if time >= 10**-decimals else f"{time:.2g}"
 
 
 def _break_even(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from kvc_trt.cli.text.policy import linear_layers, nothing_compressed, sliding_l
 from kvc_trt.cli.text.printing import number, ranges, section
 from kvc_trt.methods.base.parameters import BASELINE
 from kvc_trt.models.cache_formats import AUTO
-from kvc_trt.sizes import readable_size
+from kvc_trt.sizes import readable_count, readable_size
 
 Plan = Mapping[str, Any]
 Caches = Sequence[Mapping[str, Any]]
@@ -32,9 +32,9 @@ def _head(plan: Plan) -> str:
     model, weights = plan["model"], plan["weights"]
     shape = f"{model['layers']} layers, {model['query_heads']}/{model['kv_heads']} heads of {model['head_size']}"
     every, active = weights["parameters"], weights["active_parameters"]
-    of_token = f", {active / 1e9:.3g}B of them for one token" if active != every else ""
+    of_token = f", {readable_count(active)} of them for one token" if active != every else ""
     lines = [
-        f"{model['name']}: {model['architecture']}, {shape}, {every / 1e9:.3g}B parameters{of_token}",
+        f"{model['name']}: {model['architecture']}, {shape}, {readable_count(every)} parameters{of_token}",
         f"weights: {weights['format']}, {readable_size(weights['resident_bytes'])} resident, "
         f"{readable_size(weights['read_bytes_per_step'])} read per step",
     ]
