@@ -25,6 +25,7 @@ Advance = Callable[[int], None]
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_WORTH_REPORTING = 1.0
+_LONGEST_SILENCE = 60.0
 
 
 class Progress(Protocol):
@@ -120,8 +121,10 @@ class LineProgress:
             now = time.monotonic()
             # The list may change meanwhile, and a stream that cannot be written to is the command's own error.
             with contextlib.suppress(IndexError, OSError, ValueError):
-                if now - self._last >= SECONDS_BETWEEN_LINES:
-                    self._say(self._open[-1], now)
+                innermost = self._open[-1]
+                rarer = min(_LONGEST_SILENCE, (now - innermost.started) / 3)
+                if now - self._last >= max(SECONDS_BETWEEN_LINES, rarer):
+                    self._say(innermost, now)
 
     def _say(self, task: _OpenTask, now: float) -> None:
         task.last = now

@@ -89,6 +89,9 @@ def test_the_summary_says_what_was_reused(engine, context, capfd):
     capfd.readouterr()
     assert run(["run", engine, "--context", context, *RULES, "--stream"]) == 0
     assert "200 tokens of a stored context | 0 prompt tokens | 6 new (length)" in capfd.readouterr().err
+    assert run(["run", engine, "--context", context, "--prompt", QUESTION, *RULES]) == 0
+    summary = capfd.readouterr().err
+    assert "200 tokens of a stored context | 3 prompt tokens | 6 new (length)" in summary
 
 
 def test_a_context_can_go_on_from_another(engine, context, tmp_path, capfd):

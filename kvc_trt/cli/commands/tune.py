@@ -25,7 +25,10 @@ _SHOWN = 12
 @cloup.option_group(
     "Model and prompts",
     cloup.option(
-        "--model", required=True, metavar="NAME|PATH", help="A preset, a Hugging Face directory or a GGUF file."
+        "--model",
+        required=True,
+        metavar="NAME|PATH|ORG/NAME",
+        help="A preset, a Hugging Face directory, a GGUF file, or a repository of the Hub.",
     ),
     cloup.option("--checkpoint", metavar="PATH", help="Weights of the preset, if it does not find them itself."),
     cloup.option(

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 _PERCENT = click.FloatRange(0, 100)
 TASK_OPTIONS = cloup.option_group(
     "Options of --level tasks",
-    cloup.option("--model", metavar="NAME|DIR", help="Measure a model instead of ENGINE; no engine has to be built."),
+    cloup.option(
+        "--model",
+        metavar="NAME|PATH|ORG/NAME",
+        help="Measure a model instead of ENGINE; no engine has to be built.",
+    ),
     cloup.option("--policies", type=Names(), help="With --model: policies to measure.  [default: all]"),
     cloup.option("--budgets", type=Counts(), help="With --model: token budgets.  [default: the preset's, x2, x4]"),
     cloup.option(

@@ -37,6 +37,8 @@ def report(outputs: list[Output], side: Side, load_seconds: float) -> dict[str, 
             "decode_seconds": timings.decode_seconds,
             "decode_runs": timings.decode_runs,
             "prompt_tokens": timings.prompt_tokens,
+            "turn_seconds": timings.turn_seconds,
+            "turn_tokens": timings.turn_tokens,
             "new_tokens": sum(len(output.token_ids) for output in outputs),
             "decode_tokens_per_second": timings.decode_tokens_per_second(),
             "draft_runs": timings.draft_runs,
@@ -56,10 +58,10 @@ def summary(outputs: list[Output], side: Side) -> str:
     return " | ".join(
         [
             *([f"{reused} tokens of a stored context"] if reused else []),
-            f"{timings.prompt_tokens} prompt tokens",
+            f"{sum(len(output.prompt_token_ids) for output in outputs)} prompt tokens",
             f"{sum(len(output.token_ids) for output in outputs)} new ({reasons})",
             held(outputs, side),
-            f"prefill {timings.prefill_seconds:.2f} s",
+            f"prefill {timings.prefill_seconds + timings.turn_seconds:.2f} s",
             "no decode run" if speed is None else f"{speed:.1f} tokens/s",
             *([accepted] if timings.draft_runs else []),
         ]
