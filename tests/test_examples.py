@@ -38,6 +38,8 @@ def test_an_engine_is_built_and_asked(tmp_path: Path) -> None:
     answer, held, batch, stream = printed("01_build_and_ask/ask.py", cwd=tmp_path).splitlines()
     assert answer == "scarlet bear hanoi fourteen (stop)"
     assert held == "1024 prompt tokens, 248 entries in each cache"
+    assert "(248: 244 of the prompt and 4 of the answer)" in (EXAMPLES / "01_build_and_ask/README.md").read_text()
+    assert '"logical": 1028, "physical": [248, 248, 248]' in (ROOT / "docs/guide.md").read_text()
     assert batch == "['scarlet tiger', 'scarlet bear']"
     assert stream == "scarlet| tiger| lagos| eight"
 

@@ -7,7 +7,7 @@ import kvc_trt
 DIRECTORY = "engines/example"
 TEXT = Path(__file__).parents[2] / "docs" / "demo" / "needle.txt"
 
-# The model comes with kvc-trt. Of a prompt of 1,024 tokens each layer keeps 300, and a step reads 32 of these.
+# The model comes with kvc-trt. Of a prompt of 1,024 tokens each layer keeps 244, and a step reads 32 of these.
 kvc_trt.build("retrieval-tiny", policy="rocketkv", token_budget=64, output=DIRECTORY, verify=False)
 
 with kvc_trt.Engine.open(DIRECTORY) as engine:

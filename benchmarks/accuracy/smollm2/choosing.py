@@ -60,10 +60,10 @@ def measured(found: Comparison, times: Steps) -> str:
     asked = [*(group.short for group in (ONE, PLAINLY, AMONG, LONG, LATE)), f"{SUMMARY.short}, nats"]
     beside = table(["", "budget", "MiB", "step, ms", "times as fast", *asked], list(_beside(found, times)))
     rule = (
-        f"Taken is the smallest row of those that keep {KEPT:.0%} of the questions that the whole cache answers, in "
-        f"every group of the use; of a summary, those that lose at most {NATS} nats a token. Each group has {SAMPLES} "
-        "questions: five more or fewer may be chance. MiB of one sequence are counted by `kvc-trt plan` for an engine "
-        "of that length. Several figures are of several groups, in the order of the table below."
+        f"The row to take is the smallest of those that keep {KEPT:.0%} of the questions that the whole cache answers, "
+        f"in every group of the use; for a summary, of those that lose at most {NATS} nats a token. Each group has "
+        f"{SAMPLES} questions: five more or fewer may be chance. MiB of one sequence are counted by `kvc-trt plan` for "
+        "an engine of that length. A cell with several figures has one for each group, in the order of the table below."
     )
     parts = [
         uses, paragraph(rule), paragraph(_how_timed(times)), "## RocketKV beside smaller caches",

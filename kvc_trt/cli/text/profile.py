@@ -114,7 +114,7 @@ def _first_token(result: Result) -> str:
             milliseconds(row["prefill_ms"]),
             milliseconds(row["compaction_ms"]),
             f"{row['compaction_share_of_prefill']:.1%}",
-            "" if row["prefill_minus_dense_ms"] is None else f"{row['prefill_minus_dense_ms']:+.1f}",
+            "" if row["prefill_minus_dense_ms"] is None else f"{row['prefill_minus_dense_ms']:+,.1f}",
         ]
         for row in measured
     ]

@@ -83,7 +83,8 @@ def _floor(result: Result) -> Iterator[str]:
     if engine:
         lowest, highest = (pick(engine, key=lambda row: row["percent_of_floor"]) for pick in (min, max))
         low, high = (f"{row['percent_of_floor']:.0f}% ({_where(row)})" for row in (lowest, highest))
-        yield f"a step reaches {low} to {high} of the copy-bandwidth floor"
+        reached = low if lowest is highest else f"{low} to {high}"
+        yield f"a step reaches {reached} of the copy-bandwidth floor"
     copy = result["floor"]["copy_bandwidth"]
     cache = copy["last_level_cache_bytes"]
     within = [row for row in engine if cache and row["bytes_read_per_step_modelled"] < cache]
@@ -110,8 +111,8 @@ def _compaction(rows: list[dict[str, Any]]) -> Iterator[str]:
         spread = 3 * row["std_ttft_ms"] + COMPACTION_SHARE * row["median_ttft_ms"]
         if difference is not None and abs(difference - row["compaction_ms"]) > spread:
             yield (
-                f"compaction at {_where(row)}: {row['compaction_ms']:.1f} ms by its nodes, but prefill takes "
-                f"{difference:+.1f} ms against the dense twin"
+                f"compaction at {_where(row)}: {row['compaction_ms']:.1f} ms by its nodes, but the time to the first "
+                f"token is {abs(difference):,.1f} ms {'longer' if difference > 0 else 'shorter'} than the dense twin's"
             )
 
 
