@@ -61,7 +61,7 @@ def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
 
 
 class FoundConfig(NamedTuple):
-    """What a checkpoint says of itself before its weights are read."""
+    """A checkpoint as it is known before its weights are read."""
 
     config: ModelConfig
     blocks: bool

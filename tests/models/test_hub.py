@@ -36,7 +36,7 @@ class StubHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.counts: dict[str, object] = {}
-        """What the Hub says of a repository's tensors."""
+        """Counts that the Hub gives of a repository's tensors."""
         self.downloaded: list[str] = []
         self.failing = False
 

@@ -12,6 +12,7 @@ import cloup
 from kvc_trt.backends.registry import backend, names
 from kvc_trt.building import Built, build_configured
 from kvc_trt.cli.options.build import TENSOR_PARALLEL, WEIGHTS, policy_options
+from kvc_trt.cli.options.output import OutputPath
 from kvc_trt.cli.options.types import NumberOr
 from kvc_trt.cli.text import printing
 from kvc_trt.cli.text.policy import compresses_nothing, describe_parameters
@@ -87,7 +88,7 @@ from kvc_trt.sizes import readable_size
         "-o",
         "--output",
         "directory",
-        type=click.Path(path_type=Path),
+        type=OutputPath(engine=True),
         help="Directory of the engine.  [default: engines/MODEL-POLICY]",
     ),
     cloup.option(

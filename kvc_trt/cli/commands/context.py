@@ -14,6 +14,7 @@ import cloup
 
 from kvc_trt import Engine
 from kvc_trt.backends.registry import names
+from kvc_trt.cli.options.output import OutputPath
 from kvc_trt.cli.options.prompts import PromptOptions, read_prompts, warn_of_bare_text
 from kvc_trt.cli.options.types import SEALED
 from kvc_trt.cli.text import printing
@@ -72,9 +73,7 @@ def command() -> None:
 )
 @cloup.option("--raw", is_flag=True, help="Send the text to a chat model without its template, and without a warning.")
 @cloup.option("--context", "start", type=click.Path(path_type=Path), help="A stored context that the prompt continues.")
-@cloup.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path), required=True, metavar="CONTEXT", help="File to write."
-)
+@cloup.option("-o", "--output", "file", type=OutputPath(), required=True, metavar="CONTEXT", help="File to write.")
 @cloup.option("--force", is_flag=True, help="Overwrite CONTEXT if it exists.")
 @cloup.option(
     "--backend", type=click.Choice(names()), help="Backend that runs the engine.  [default: the one it was built for]"

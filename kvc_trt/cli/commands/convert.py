@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kvc_trt.cli.options.output import OutputPath
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import InputError
 from kvc_trt.files.atomic import check_new_file, write_new_pieces
@@ -34,7 +35,7 @@ def _output(function: _Command) -> _Command:
             "-o",
             "--output",
             "file",
-            type=click.Path(path_type=Path),
+            type=OutputPath(),
             required=True,
             metavar="FILE",
             help="JSON lines file to write.",

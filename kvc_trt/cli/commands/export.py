@@ -17,6 +17,7 @@ from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, export_engine
 from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
 from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source, traffic_lines, yaml_text
 from kvc_trt.backends.tensorrt_llm.triton_model_file import model_yaml
+from kvc_trt.cli.options.output import OutputPath, refuse_inside_engine
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import InputError
 from kvc_trt.files.atomic import write_new_file
@@ -92,6 +93,7 @@ def llm_api(
     else:
         text = model_yaml(export, source=found.description, model=triton_model)
     if file != "-":
+        refuse_inside_engine(Path(file))
         write_new_file(Path(file), text, replace=force)
     if as_json:
         printing.print_json(_llm_api_json(export, None if file == "-" else file))
@@ -107,7 +109,7 @@ def llm_api(
     "-o",
     "--output",
     "directory",
-    type=click.Path(path_type=Path),
+    type=OutputPath(),
     required=True,
     help="Directory to write; it must not exist yet.",
 )
@@ -148,7 +150,7 @@ def _llm_api_json(export: Export, file: str | None) -> dict[str, Any]:
 @command.command(name="triton")
 @click.argument("engine_dir", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", "repository", metavar="REPO", type=click.Path(path_type=Path), required=True,
+    "-o", "--output", "repository", metavar="REPO", type=OutputPath(), required=True,
     help="Directory of the model repository; created if missing.",
 )  # fmt: skip
 @click.option(
@@ -238,7 +240,7 @@ def _triton_json(engine: EngineDirectory, model: Path) -> dict[str, Any]:
     "-o",
     "--output",
     "directory",
-    type=click.Path(path_type=Path),
+    type=OutputPath(),
     required=True,
     help="Directory to write; it must not exist yet.",
 )

@@ -32,6 +32,8 @@ _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 )
 def command(as_json: bool, turns: bool, drafts: bool, kernels: bool) -> None:
     """List the KV-cache policies."""
+    if as_json + turns + drafts + kernels > 1:
+        raise click.UsageError("give one of --json, --turns, --drafts and --kernels")
     if turns:
         printing.show(turn_table())
         return

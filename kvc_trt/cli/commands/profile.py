@@ -11,6 +11,7 @@ import cloup
 from click.core import ParameterSource
 
 from kvc_trt import Engine
+from kvc_trt.cli.options.output import OutputPath
 from kvc_trt.cli.options.types import PREFILL_PRECISION, SEALED, Counts, TokenLengths
 from kvc_trt.cli.text.printing import json_option, print_json, progress, show
 from kvc_trt.cli.text.profile import profile_text
@@ -85,18 +86,18 @@ _OF_REQUESTS = (
 )
 @cloup.option_group(
     "Files",
-    cloup.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows as CSV."),
+    cloup.option("--csv", "csv_file", type=OutputPath(dir_okay=False), help="Write the rows as CSV."),
     cloup.option(
         "--png",
         "png_file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=OutputPath(dir_okay=False),
         help="Write a plot of latency over length as PNG.",
     ),
     cloup.option(
         "-o",
         "--output",
         "directory",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=OutputPath(file_okay=False),
         help="Write all results to this directory: profile.json, .csv, .png and report.html; with "
         "--requests, requests.json and .csv.",
     ),

@@ -18,6 +18,7 @@ from kvc_trt.backends.registry import names
 from kvc_trt.cli.asking.beside import answer_beside, open_beside, side_by_side
 from kvc_trt.cli.asking.conversation import converse, is_conversation
 from kvc_trt.cli.options.answer import answer_options, take_rules
+from kvc_trt.cli.options.output import OutputPath
 from kvc_trt.cli.options.prompts import warn_of_bare_text, warn_of_unknown_words
 from kvc_trt.cli.options.run import END, FROM_INPUT, RunArguments
 from kvc_trt.cli.options.types import PREFILL_PRECISION, SEALED
@@ -96,7 +97,7 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         "-o",
         "--output",
         "proof_file",
-        type=click.Path(path_type=Path),
+        type=OutputPath(),
         help="File to which --kv-proof writes the proof.",
     ),
 )

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kvc_trt.cli.commands import convert
+from kvc_trt.cli.options.output import OutputPath
 from kvc_trt.cli.text import printing
 from kvc_trt.files.atomic import check_new_file, write_new_file
 from kvc_trt.tables import text_table
@@ -86,7 +87,7 @@ def command(context: click.Context, as_json: bool) -> None:
     "-o",
     "--output",
     "file",
-    type=click.Path(path_type=Path),
+    type=OutputPath(),
     required=True,
     metavar="FILE",
     help="JSON lines file to write.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import cloup
 
+from kvc_trt.cli.options.output import OutputPath
 from kvc_trt.cli.options.types import Bytes, Names
 from kvc_trt.cli.text.printing import json_option, print_json, progress, show
 from kvc_trt.errors import VerificationFailed
@@ -97,7 +98,7 @@ _SHOWN = 12
     cloup.option(
         "-o",
         "--output-dir",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=OutputPath(file_okay=False),
         required=True,
         metavar="DIR",
         help="Directory for the answers, stored one by one, and the report.",

@@ -16,6 +16,7 @@ from kvc_trt.accuracy.request import AccuracyRequest, measure_engine, measure_po
 from kvc_trt.backends.opening import open_engine
 from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import names, runner
+from kvc_trt.cli.options.output import OutputPath
 from kvc_trt.cli.options.types import PREFILL_PRECISION, SEALED, CountOrByName, Counts, Names
 from kvc_trt.cli.options.verify import VerifyArguments
 from kvc_trt.cli.text import printing
@@ -77,7 +78,7 @@ TASK_OPTIONS = cloup.option_group(
         help="Bar: largest loss against the full cache, in points, on all questions.",
     ),
     cloup.option(
-        "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        "--output-dir", type=OutputPath(file_okay=False), metavar="DIR",
         help="Directory for the results, stored cell by cell, and the report.  [default: "
              "accuracy/NAME]",
     ),
@@ -127,7 +128,7 @@ TASK_OPTIONS = cloup.option_group(
         "-o",
         "--output",
         "file",
-        type=click.Path(path_type=Path),
+        type=OutputPath(),
         metavar="PATH",
         help="Write the report as JSON; with --level tensors, write Polygraphy's files into this directory.",
     ),
