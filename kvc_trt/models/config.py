@@ -344,11 +344,6 @@ def check_length(config: ModelConfig, max_sequence_len: int, max_output_len: int
             f"vectors of {positions} positions",
             hint=f"--max-input-len {max(1, positions - max_output_len)}",
         )
-    if max_output_len > positions:
-        raise InputError(
-            f"max_output_len is {max_output_len}, but the model's max_position_embeddings is {positions}",
-            hint=f"--max-output-len {positions}, or less",
-        )
     if longest_prompt > positions:
         raise InputError(
             f"max_input_len is {longest_prompt}, but the model's max_position_embeddings is {positions}",
