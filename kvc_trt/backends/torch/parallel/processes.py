@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvc_trt.errors import UnsupportedEnvironment, describe
 from kvc_trt.kernels.loading import VARIABLE, library_path
@@ -78,15 +79,7 @@ class RankProcesses:
         sockets = its_commands.fileno(), its_life.fileno()
         try:
             with self._output(len(self._processes)).open("wb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "kvc_trt.backends.torch.parallel.rank", *map(str, sockets)],
-                    pass_fds=(*sockets, weights),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=output,
-                    env=_environment(threads),
-                    start_new_session=True,  # an interrupt on the terminal is for the caller, who ends the ranks
-                )
+                process = started(sockets, weights, output, _environment(threads))
         except OSError as error:
             raise UnsupportedEnvironment(f"cannot start {sys.executable!r} as a rank: {error}") from error
         finally:
@@ -127,6 +120,21 @@ class RankProcesses:
         words = self._output(rank).read_bytes()[-_LAST_WORDS:].decode(errors="replace")
         lines = [line for line in words.splitlines() if line.strip()]
         return f": {describe(lines[-1].strip(), 200)[1:-1]}" if lines else ""
+
+
+def started(
+    sockets: tuple[int, int], weights: int, output: IO[bytes], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process that becomes a rank: its sockets and `weights` keep their numbers, `output` takes its errors."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvc_trt.backends.torch.parallel.rank", *map(str, sockets)],
+        pass_fds=(*sockets, weights),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=output,
+        env=environment,
+        start_new_session=True,  # an interrupt on the terminal is for the caller, who ends the ranks
+    )
 
 
 def _environment(threads: int) -> dict[str, str]:

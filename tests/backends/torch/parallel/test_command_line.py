@@ -47,7 +47,7 @@ def answer(capsys, *given):
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_engine_records_its_ranks_and_answers_as_one_process(built, prompt, capsys):
+def test_the_engine_records_its_ranks_and_answers_as_one_process(new_processes, built, prompt, capsys):
     engine = open_engine(built)
     assert engine.build.tensor_parallel == 2
     assert engine.backend == "torch"

@@ -81,7 +81,7 @@ def test_a_rank_killed_while_others_wait_ends_all_of_them(killed, executor):
     assert not directory.exists()
 
 
-def test_a_rank_that_ends_by_itself_shows_its_last_line(executor):
+def test_a_rank_that_ends_by_itself_shows_its_last_line(new_processes, executor):
     ids = executor.group.process_ids
     os.kill(ids[1], signal.SIGABRT)
     assert gone(ids)

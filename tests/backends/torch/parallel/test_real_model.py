@@ -16,7 +16,7 @@ QUESTION = "What is the capital of France, and what is the capital of Italy? Ans
 
 
 @pytest.mark.slow
-def test_ranks_call_the_kernel_library_that_was_chosen(emulation, tmp_path):
+def test_ranks_call_the_kernel_library_that_was_chosen(new_processes, emulation, tmp_path):
     """Two ranks through the emulated kernels, judged at every rung."""
     path = tmp_path / "two"
     settings = {"token_budget": 64, "max_input_len": 512, "max_output_len": 32, "weights": "fp32"}
