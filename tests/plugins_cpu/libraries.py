@@ -29,7 +29,7 @@ ANY_INSTRUCTIONS = st.sampled_from(INSTRUCTIONS)
 def library() -> Path:
     """Path of the library under test."""
     named = os.environ.get(VARIABLE, NONE)
-    path = _built() if named == NONE else Path(named)
+    path = built() if named == NONE else Path(named)
     if isinstance(path, RuntimeError):
         pytest.fail(str(path), pytrace=False)
     use(path, offered(path)[0])
@@ -95,7 +95,7 @@ def _best_again(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @cache
-def _built() -> Path | RuntimeError:
+def built() -> Path | RuntimeError:
     """The library that CMake builds, or the reason of a failure: a failed build is not tried again for every test."""
     try:
         if (build.ROOT / "build" / "CMakeCache.txt").is_file():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -19,41 +20,52 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from kvc_trt import __version__
+from tests.plugins_cpu.libraries import built
 from tests.plugins_cuda import build
 from tests.plugins_cuda.test_build_python import backend
 
 pytestmark = pytest.mark.slow
 
-OBJECTS = build.ROOT / "build" / "plugins_cpu"
-AGAIN = f"""#!/bin/sh
+AGAIN = """#!/bin/sh
 for word in "$@"; do
-    case "$last" in -o) made="{build.ROOT}/build/$word" target="$word" ;; esac
+    case "$last" in -o) made="{folder}/$word" target="$word" ;; esac
     last=$word
 done
 case "$target" in *.o) [ -e "$made" ] && exec cp "$made" "$target" ;; esac
 exec c++ "$@"
 """
-"""A compiler that takes the objects that `make native` has made of the same sources, which saves a minute."""
+"""A compiler that takes the objects of `folder`, where CMake has made them of the same sources by the same commands."""
 DEMO = ("--model", "retrieval-tiny", "--policy", "rocketkv", "--token-budget", "64")
 ANSWER = "scarlet bear hanoi fourteen"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    sources = [build.ROOT / "CMakeLists.txt"]
-    sources += [one for one in (build.ROOT / "plugins_cpu").rglob("*") if one.suffix in (".cpp", ".h", ".txt", ".map")]
-    objects = list(OBJECTS.rglob("*.o"))
-    current = objects and min(map(_modified, objects)) > max(map(_modified, sources))
+    """The wheel, linked of the objects of the library that the other tests run: compiling them takes minutes."""
+    folder, library = tmp_path_factory.mktemp("wheel"), built()
+    assert isinstance(library, Path), library
     compiler = folder / "c++"
-    compiler.write_text(AGAIN)
+    compiler.write_text(AGAIN.format(folder=library.parent))
     compiler.chmod(0o700)
-    name = backend(f"build_wheel({str(folder)!r})", KVC_TRT_NATIVE="1", **({"CXX": str(compiler)} if current else {}))
+    settings = {"build-dir": str(folder / "build")}
+    name = backend(f"build_wheel({str(folder)!r}, {settings!r})", KVC_TRT_NATIVE="1", CXX=str(compiler))
+    own, others = (_commands(built_in) for built_in in (folder / "build", library.parent))
+    assert own == {file: others.get(file) for file in own}
     return folder / name
 
 
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime
+def _commands(folder: Path) -> dict[str, list[str]]:
+    """Options and source of each object of the native operators. That warnings are errors is left out: in a wheel they
+    are none."""
+    commands = {}
+    for one in json.loads((folder / "compile_commands.json").read_text()):
+        object_file = str((folder / one["output"]).relative_to(folder))
+        if object_file.startswith("plugins_cpu/CMakeFiles/kvc_cpu"):
+            words = [word for word in shlex.split(one["command"])[1:] if word != "-Werror"]
+            made = words.index("-o")  # from another folder by make than by ninja
+            commands[object_file] = words[:made] + words[made + 2 :]
+    assert commands
+    return commands
 
 
 @pytest.fixture(scope="module")
