@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -61,6 +62,17 @@ TINY_BUILD = ("--token-budget", "32", "--max-input-len", "256", "--max-output-le
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     collection.add_option(parser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for no garbage among a million objects that stay until the end, neither here nor while the tests run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

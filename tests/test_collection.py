@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from itertools import combinations, product
 
@@ -126,3 +127,8 @@ def test_files_of_servers_come_first_then_real_models_then_those_with_most_slow_
     lines = collecting.runpytest_inprocess("--collect-only", "-q").outlines
     files = [line.partition(".py::")[0] for line in lines if "::" in line]
     assert files == ["test_d", "test_c", "test_b", "test_b", "test_a"]
+
+
+def test_collections_of_garbage_pass_the_collected_tests_over():
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0
