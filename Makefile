@@ -56,7 +56,8 @@ MUTANTS := $(wildcard tests/plugins_cuda/test_*mutations.py)
 unexport PYTHONDONTWRITEBYTECODE
 # What waits for downloads beside what computes. At most one of a line runs CMake: neither CMake nor ninja locks $(BUILD).
 SIDE_BY_SIDE := $(MAKE) --jobs=3 --output-sync=line
-# What is marked `gpu` and is more than the same comparison on another library, with the emulation for the GPU.
+# What is marked `gpu`, with the emulation for the GPU: its comparisons are no other than those without the mark, which
+# `make test-all` leaves to it in $(EVERY_KERNEL).
 AS_ON_A_GPU := tests/kernels tests/backends/torch $(EVERY_KERNEL)
 # libstdc++ beside libasan: Python itself does not load it, and ASan looks for the exception functions when it starts.
 SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so" \
@@ -254,7 +255,7 @@ test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
 	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
 	$(MAKE) kernel-resources test-as-on-a-gpu
 	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
-		$(addprefix --ignore=,$(MUTANTS) $(if $(EVERYTHING),,$(SANITIZED_ONLY)))
+		$(addprefix --ignore=,$(MUTANTS) $(EVERY_KERNEL) $(if $(EVERYTHING),,$(SANITIZED_ONLY)))
 
 # Products of parameters in full, the longest runs, the comparisons without sanitizers too; the stamp counts for nothing.
 test-everything:
