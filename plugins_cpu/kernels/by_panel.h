@@ -8,19 +8,20 @@
 #include "kernels/quantised_target.h"
 
 namespace kvc::KVC_TARGET {
+namespace {  // nothing here may be merged with code of another instruction set
 
-inline constexpr int kPanelVectors = 2;
-inline constexpr int kPanelRows = kPanelVectors * kWidth;
+constexpr int kPanelVectors = 2;
+constexpr int kPanelRows = kPanelVectors * kWidth;
 static_assert(kPanelRows <= kWidestPanel);
 /// Tokens whose sums stay in registers while a panel is read.
-inline constexpr int kTileTokens = kWidth == 16 ? 6 : kWidth == 8 ? 4 : 2;
+constexpr int kTileTokens = kWidth == 16 ? 6 : kWidth == 8 ? 4 : 2;
 /// Steps of a panel's block without a jump: with eight of them, GCC runs out of 16 registers.
-inline constexpr int kStepsAtOnce = kWidth == 16 ? 8 : 2;
+constexpr int kStepsAtOnce = kWidth == 16 ? 8 : 2;
 
 /// Blocks of a panel that are unpacked at once, at most. Among many tokens it pays to read long parts of each.
-inline constexpr int kPanelBlocks = 96;
+constexpr int kPanelBlocks = 96;
 /// Blocks that stay in the first-level cache, and the tokens up to which that pays.
-inline constexpr int kNearBlocks = 32, kNearTokens = 64;
+constexpr int kNearBlocks = 32, kNearTokens = 64;
 
 /// A part of a panel: the levels of all its rows for each block and group of four elements, and the rows' scales.
 struct Panel {
@@ -218,4 +219,5 @@ void multiply_panel(const QuantisedMatrix& matrix, const RoundedInput& input, in
     }
 }
 
+}  // namespace
 }  // namespace kvc::KVC_TARGET

@@ -5,16 +5,17 @@
 #include "kernels/quantised_target.h"
 
 namespace kvc::KVC_TARGET {
+namespace {  // nothing here may be merged with code of another instruction set
 
 /// Least distance in bytes from a read to its prefetch: processors do not prefetch past a page by themselves.
-inline constexpr int64_t kAhead = 8192;
+constexpr int64_t kAhead = 8192;
 /// Bytes that one prefetch fetches.
-inline constexpr int kLine = 64;
+constexpr int kLine = 64;
 /// True if the lanes of a block's sums are added before they are scaled: a token's results are then those by panel, to
 /// the bit. Otherwise lanes are scaled one by one, and are added at the end of a row.
-inline constexpr bool kSumsWholeBlocks = kWidth == 8;
+constexpr bool kSumsWholeBlocks = kWidth == 8;
 /// Rows that are read at once.
-inline constexpr int kRowsAtOnce = kSumsWholeBlocks ? kWidth : 4;
+constexpr int kRowsAtOnce = kSumsWholeBlocks ? kWidth : 4;
 
 /// The rounded elements of a few tokens, from some block on.
 struct TokenPart {
@@ -207,4 +208,5 @@ void multiply_group(const QuantisedMatrix& matrix, const RoundedInput& input, in
     }
 }
 
+}  // namespace
 }  // namespace kvc::KVC_TARGET

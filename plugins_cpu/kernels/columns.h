@@ -4,6 +4,7 @@
 #include "kernels/bytes.h"
 
 namespace kvc::KVC_TARGET {
+namespace {  // nothing here may be merged with code of another instruction set
 
 /// Alternate lanes of two vectors within quarters of 16 bytes, `Size` lanes of each at a time, from the lower half of the
 /// quarters or from the upper one.
@@ -74,4 +75,5 @@ inline void half_columns(const uint16_t* const* rows, int64_t start, int64_t cou
     }
 }
 
+}  // namespace
 }  // namespace kvc::KVC_TARGET
