@@ -58,7 +58,12 @@ MUTATIONS = (
     Mutation("some_rows_are_not_staged", STAGED, "quad += step_) {", "quad += 2 * step_) {"),
     Mutation("halves_of_a_step_change_places", TENSOR_CORE, "word / 2 * 8", "(1 - word / 2) * 8"),
     Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "+ j % 2);", "+ 1 - j % 2);"),
-    Mutation("a_small_group_writes_one_span", TENSOR_CORE, "second ? other.value[i] : own[tile].value[i]", "own[tile].value[i]"),
+    Mutation(
+        "a_small_group_writes_one_span",
+        TENSOR_CORE,
+        "second ? other.value[i] : own[tile].value[i]",
+        "own[tile].value[i]",
+    ),
     Mutation("the_upper_half_of_a_large_group_twice", TENSOR_CORE, "group + half * kRows", "group"),
     Mutation(
         "half_of_a_step_twice", TENSOR_CORE, "start_of(lane_index() % kStepChannels)", "start_of(lane_index() % 8)"
