@@ -85,8 +85,7 @@ MUTATIONS = (
     Mutation(
         "a_unit_of_minus_infinities_is_nan", STATISTICS, "maximum == minus_infinity() ? 0.0f : maximum", "maximum"
     ),
-    Mutation("the_last_of_four_parts_is_lost", STATISTICS, "visit(i + 3 * step);", ""),
-    Mutation("parts_past_the_fours_are_lost", STATISTICS, "for (; i < end; i += step) {", "for (; i < first;) {"),
+    Mutation("parts_past_the_fours_are_lost", STATISTICS, "i < end; i += step", "i < first; i += step"),
     Mutation("sums_of_units_as_they_are", STATISTICS, "parts[i].sum * expf(parts[i].maximum - base)", "parts[i].sum"),
     Mutation("the_last_unit_does_not_count", STATISTICS, "(pages + kUnitPages - 1) / kUnitPages", "pages / kUnitPages"),
     without_barrier("after_the_statistics_of_warps", STATISTICS, f"{BARRIER}\n    const int thread"),
