@@ -18,6 +18,12 @@ namespace kvc {
 
 constexpr int kClusterBlocks = 8;  // the most that every GPU allows
 
+// For a number of blocks that is a power of two, on host and device: a shift takes far less time than a division.
+__host__ __device__ __forceinline__ constexpr int log2_of_blocks(int blocks) {
+    static_assert(kClusterBlocks == 8);
+    return (blocks > 1) + (blocks > 2) + (blocks > 4);
+}
+
 // The block's rank, where one cluster spans the whole grid along x.
 __device__ __forceinline__ int cluster_rank() { return static_cast<int>(blockIdx.x); }
 

@@ -76,7 +76,7 @@ struct ClusterAttention {
         }
         const SplitPlan plan = split_plan<ExactFormats>(row.count);
         const bool is_whole = plan.splits == 1;
-        const int warps = is_whole ? kAttentionWarps / blocks : kAttentionWarps;  // that this block has of a split
+        const int warps = is_whole ? kAttentionWarps >> log2_of_blocks(blocks) : kAttentionWarps;  // of a split, here
         const int first_warp = is_whole ? cluster_rank() * warps : 0;
         const int step = is_whole ? 1 : blocks;
 #pragma unroll 1

@@ -92,16 +92,18 @@ struct BinGroup {
     // The place of the bin at which the weight from the top reaches `quota`, the last one if all together weigh less;
     // `quota` becomes the rest for that bin, `weight` what is in it.
     __device__ __forceinline__ int32_t take(int32_t& quota, int32_t& weight) const {
-        int32_t place = 0;
+        int32_t place = 0, above = 0, passed = 0;  // sums ascend, so no comparison waits for the one before
         weight = weights[0];
 #pragma unroll
         for (int32_t i = 0; i + 1 < kGroupBins; ++i) {
-            if (place == i && weights[i] < quota) {
-                quota -= weights[i];
+            above += weights[i];
+            if (above < quota) {
+                passed = above;
                 weight = weights[i + 1];
                 ++place;
             }
         }
+        quota -= passed;
         return place;
     }
 };

@@ -83,12 +83,12 @@ struct ChunkTask {
     int tokens;  // in that page
 };
 
-__device__ __forceinline__ ChunkTask chunk_task(const AttendedRow& row, int page_size, int chunk) {
+// `page`: the row's last one.
+__device__ __forceinline__ ChunkTask chunk_task(const AttendedRow& row, int page, int page_size, int chunk) {
     const int start = static_cast<int>(blockIdx.x) * chunk;
     if (row.all) {
         return {start, 0, 0, 0};
     }
-    const int page = (row.length - 1) / page_size;
     return {start, max(min(page + 1 - start, chunk), 0), page - start, row.length - page * page_size};
 }
 
@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresPar
     const uint4* query = params.prepared + head * prepared.total;
     const int64_t cache_length = params.cache_lengths[blockIdx.z];
     StagedQuads quads(query, prepared.temperatures, params.row_vectors);  // on their way together with the length
-    const ChunkTask task = chunk_task(attended_row(cache_length, params.limits), params.page_size, params.chunk());
+    const AttendedRow row = attended_row(cache_length, params.limits);
+    const ChunkTask task = chunk_task(row, (row.length - 1) / params.page_size, params.page_size, params.chunk());
     if (task.count == 0) {
         return;
     }

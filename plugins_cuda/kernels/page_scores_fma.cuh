@@ -120,16 +120,16 @@ private:
         }
         const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
         const auto runs = partials_.template cast<PageTile<kLanePages>>();
-        PageTile<kLanePages> sum = runs[own * kPageLanes + lane];
+        PageTile<kLanePages> sums[1] = {runs[own * kPageLanes + lane]};
 #pragma unroll
         for (int part = 1; part < kChannelParts; ++part) {
             const PageTile<kLanePages> run = runs[(part * kHeads + own) * kPageLanes + lane];
 #pragma unroll
             for (int k = 0; k < kLanePages; ++k) {
-                sum.value[k] += run.value[k];
+                sums[0].value[k] += run.value[k];
             }
         }
-        write_page_scores(chunk, heads, first_head + own, first_page + lane * kLanePages, sum);
+        write_page_scores(chunk, heads, first_head + own, first_page + lane * kLanePages, 0, sums);
     }
 
     SharedSpan<HeadTile<kHeads>> query_;  // [tiles,r]

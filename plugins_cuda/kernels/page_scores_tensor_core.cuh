@@ -82,13 +82,16 @@ public:
     __device__ __forceinline__ TensorCoreScorer(int channels, int group, int query_start, int)
         : operands_(dynamic_shared<uint4>(query_start, query_vectors(channels, group))) {}
 
-    // Scores the pages of a chunk for all heads of the group.
+    // Scores the pages of a chunk for all heads of the group. Two tiles at a time (kTiles) take more registers, and the
+    // products of one do not wait for those of the other: for blocks that have a multiprocessor to themselves.
+    template <int kTiles = 1>
     __device__ __forceinline__ void score(const StagedBounds<Bound>& staged, const ScoredHeads& heads,
                                           const ScoredChunk& chunk) const {
-        for (int page = warp_index() * kTilePages; page < chunk.count; page += kScoreWarps * kTilePages) {
-            Sums sums = {};
-            add_channels(staged, page, sums);
-            write_tile(heads, chunk, page, sums);
+        constexpr int kPages = kTiles * kTilePages;
+        for (int page = warp_index() * kPages; page < chunk.count; page += kScoreWarps * kPages) {
+            Sums sums[kTiles] = {};
+            add_channels(staged, page, chunk.count, sums);
+            write_tiles(heads, chunk, page, sums);
         }
     }
 
@@ -102,23 +105,38 @@ private:
         }
     }
 
-    __device__ __forceinline__ void add_channels(const StagedBounds<Bound>& staged, int page, Sums& sums) const {
+    __device__ __forceinline__ static void add_products(const uint4& heads, const uint32_t (&bounds)[2 * kSpans],
+                                                        Sums& sums) {
+#pragma unroll
+        for (int span = 0; span < kSpans; ++span) {
+#pragma unroll
+            for (int product = 0; product < kProducts; ++product) {
+                mma_m16n8k16<T>(sums[span][product], {heads.x, heads.y, heads.z, heads.w},
+                                {operand(bounds[2 * span], product), operand(bounds[2 * span + 1], product)});
+            }
+        }
+    }
+
+    // Of pages `page` and up; a second tile that begins at `end` or behind it gets sums of which nothing is written.
+    template <int kTiles>
+    __device__ __forceinline__ void add_channels(const StagedBounds<Bound>& staged, int page, int end,
+                                                 Sums (&sums)[kTiles]) const {
         // Of the four matrices, each lane gives one row: channels 0..7 and 8..15 for the first span, then for the second.
         const int own_page = page + lane_index() / kStepChannels * kSpanPages;
+        const int to_second = page + kTilePages < end ? kTilePages : 0;
         int row = staged.start_of(lane_index() % kStepChannels) + own_page;
         int own = lane_index() % kStepOperands;
 #pragma unroll 4
         for (int channel = 0; channel < staged.rows; channel += kStepChannels) {
             const uint4 heads = operands_[own];
-            uint32_t bounds[2 * kSpans];
-            load_matrices_transposed(bounds, staged.values[row]);
+            uint32_t bounds[kTiles][2 * kSpans];
 #pragma unroll
-            for (int span = 0; span < kSpans; ++span) {
+            for (int tile = 0; tile < kTiles; ++tile) {
+                load_matrices_transposed(bounds[tile], staged.values[row + tile * to_second]);
+            }
 #pragma unroll
-                for (int product = 0; product < kProducts; ++product) {
-                    mma_m16n8k16<T>(sums[span][product], {heads.x, heads.y, heads.z, heads.w},
-                                    {operand(bounds[2 * span], product), operand(bounds[2 * span + 1], product)});
-                }
+            for (int tile = 0; tile < kTiles; ++tile) {
+                add_products(heads, bounds[tile], sums[tile]);
             }
             own += kStepOperands;
             row += kStepChannels * staged.row;
@@ -126,25 +144,34 @@ private:
     }
 
     // Lane 4 group + t has the sums of head `group` (and group + 8) and of kLanePages pages of each span, the t-th ones.
-    __device__ __forceinline__ void write_tile(const ScoredHeads& heads, const ScoredChunk& chunk, int page,
-                                               const Sums& sums) const {
+    template <int kTiles>
+    __device__ __forceinline__ void write_tiles(const ScoredHeads& heads, const ScoredChunk& chunk, int page,
+                                                const Sums (&sums)[kTiles]) const {
         const int group = lane_index() / kQuad, own_page = page + lane_index() % kQuad * kLanePages;
+        PageTile<kLanePages> own[kTiles];
         if constexpr (kHeads == 4) {
             const bool second = group >= kRows;
-            PageTile<kLanePages> own = pages_of(sums[0], 0);
-            const PageTile<kLanePages> other = pages_of(sums[1], 0);
 #pragma unroll
-            for (int i = 0; i < kLanePages; ++i) {
-                own.value[i] = second ? other.value[i] : own.value[i];
+            for (int tile = 0; tile < kTiles; ++tile) {
+                own[tile] = pages_of(sums[tile][0], 0);
+                const PageTile<kLanePages> other = pages_of(sums[tile][1], 0);
+#pragma unroll
+                for (int i = 0; i < kLanePages; ++i) {
+                    own[tile].value[i] = second ? other.value[i] : own[tile].value[i];
+                }
             }
-            write_page_scores(chunk, heads, group % kRows, own_page + (second ? kSpanPages : 0), own);
+            write_page_scores(chunk, heads, group % kRows, own_page + (second ? kSpanPages : 0), kTilePages, own);
         } else {
 #pragma unroll
             for (int span = 0; span < kSpans; ++span) {
 #pragma unroll
                 for (int half = 0; half < kHalves; ++half) {
-                    write_page_scores(chunk, heads, group + half * kRows, own_page + span * kSpanPages,
-                                      pages_of(sums[span], half));
+#pragma unroll
+                    for (int tile = 0; tile < kTiles; ++tile) {
+                        own[tile] = pages_of(sums[tile][span], half);
+                    }
+                    write_page_scores(chunk, heads, group + half * kRows, own_page + span * kSpanPages, kTilePages,
+                                      own);
                 }
             }
         }

@@ -35,7 +35,7 @@ struct ScoredPages {
     // Tokens of a page that are compared: a part of the page where the last one ends, and none behind it.
     __device__ __forceinline__ int32_t weight(int32_t page) const {
         const int32_t left = compared - page * page_size;
-        return left < page_size ? (left > 0 ? left : 0) : page_size;
+        return min(max(left, 0), page_size);
     }
 };
 

@@ -59,43 +59,70 @@ struct PageTokens {
     __device__ __forceinline__ float of(int32_t page) const { return page == last ? in_last : in_others; }
 };
 
-// Statistics of the unit whose pages are those of kUnitPages / kPages neighbouring lanes, kPages each; a page past the
-// row's end has the score -inf. By all lanes of a warp.
-template <int kPages>
-__device__ __forceinline__ ScoreStatistics unit_statistics(const float (&scores)[kPages],
-                                                           const float (&tokens)[kPages]) {
+// Statistics of the units whose pages are those of kUnitPages / kPages neighbouring lanes, kPages each, of kTiles tiles; a
+// page past the row's end has the score -inf. By all lanes of a warp, step by step for all tiles: their shuffles are
+// under way together.
+template <int kTiles, int kPages>
+__device__ __forceinline__ void unit_statistics(const float (&scores)[kTiles][kPages],
+                                                const float (&tokens)[kTiles][kPages],
+                                                ScoreStatistics (&units)[kTiles]) {
     constexpr int kLanes = kUnitPages / kPages;
     static_assert(kLanes * kPages == kUnitPages && kLanes <= kWarpSize, "lanes share a unit evenly");
-    float maximum = scores[0];
 #pragma unroll
-    for (int i = 1; i < kPages; ++i) {
-        maximum = fmaxf(maximum, scores[i]);
+    for (int tile = 0; tile < kTiles; ++tile) {
+        units[tile] = {scores[tile][0], 0.0f};
+#pragma unroll
+        for (int i = 1; i < kPages; ++i) {
+            units[tile].maximum = fmaxf(units[tile].maximum, scores[tile][i]);
+        }
     }
 #pragma unroll
     for (int step = kLanes / 2; step > 0; step /= 2) {
-        maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, step));
-    }
-    const float base = exponent_base(maximum);
-    float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kPages; ++i) {
-        sum += tokens[i] * expf(scores[i] - base);
+        for (int tile = 0; tile < kTiles; ++tile) {
+            units[tile].maximum = fmaxf(units[tile].maximum, __shfl_xor_sync(kFullWarp, units[tile].maximum, step));
+        }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+        const float base = exponent_base(units[tile].maximum);
+#pragma unroll
+        for (int i = 0; i < kPages; ++i) {
+            units[tile].sum += tokens[tile][i] * expf(scores[tile][i] - base);
+        }
     }
 #pragma unroll
     for (int step = kLanes / 2; step > 0; step /= 2) {
-        sum += __shfl_xor_sync(kFullWarp, sum, step);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+            units[tile].sum += __shfl_xor_sync(kFullWarp, units[tile].sum, step);
+        }
     }
-    return {maximum, sum};
+}
+
+// Calls visit(i) for first, first + step, ... below `end`, in that order, four at a time while there are as many. A loop
+// that the compiler takes apart itself divides by `step` first.
+template <class Visit>
+__device__ __forceinline__ void for_each_step(int32_t first, int32_t end, int32_t step, const Visit& visit) {
+    int32_t i = first;
+#pragma unroll 1
+    for (; i + 3 * step < end; i += 4 * step) {
+        visit(i);
+        visit(i + step);
+        visit(i + 2 * step);
+        visit(i + 3 * step);
+    }
+#pragma unroll 1
+    for (; i < end; i += step) {
+        visit(i);
+    }
 }
 
 // Largest maximum of the parts first, first + step, ... below `end`.
 template <class Parts>
 __device__ __forceinline__ float largest_maximum(const Parts& parts, int32_t first, int32_t end, int32_t step) {
     float maximum = minus_infinity();
-#pragma unroll 4
-    for (int32_t i = first; i < end; i += step) {
-        maximum = fmaxf(maximum, parts[i].maximum);
-    }
+    for_each_step(first, end, step, [&](int32_t i) { maximum = fmaxf(maximum, parts[i].maximum); });
     return maximum;
 }
 
@@ -105,10 +132,7 @@ __device__ __forceinline__ float sum_of_parts(const Parts& parts, int32_t first,
                                               float maximum) {
     const float base = exponent_base(maximum);
     float sum = 0.0f;
-#pragma unroll 4
-    for (int32_t i = first; i < end; i += step) {
-        sum += parts[i].sum * expf(parts[i].maximum - base);
-    }
+    for_each_step(first, end, step, [&](int32_t i) { sum += parts[i].sum * expf(parts[i].maximum - base); });
     return sum;
 }
 

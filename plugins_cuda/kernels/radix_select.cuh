@@ -157,11 +157,12 @@ __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_
     int32_t all = 0;
     int32_t before = warp_exclusive_scan(total, all);
     const bool here = before < quota && (quota <= before + total || lane == kWarpSize - 1);
-    int32_t passed = 0;
+    int32_t passed = 0, above = before;  // sums ascend, so no comparison waits for the one before
 #pragma unroll
     for (int32_t j = 0; j + 1 < kBinsPerLane; ++j) {
-        if (passed == j && before + weights[j] < quota) {
-            before += weights[j];
+        above += weights[j];
+        if (above < quota) {
+            before = above;
             ++passed;
         }
     }

@@ -91,12 +91,12 @@ __host__ __device__ __forceinline__ ClusterLayout cluster_layout(int row_vectors
     return layout;
 }
 
-// Pages of each block, whole vectors of bounds: the `blocks` of a cluster share `pages` evenly.
+// Pages of each block, whole vectors of bounds: the `blocks` of a cluster, a power of two, share `pages` evenly.
 template <class Bound>
 __host__ __device__ __forceinline__ int pages_of_block(int pages, int blocks) {
     constexpr int kWidth = kVectorWidth<Bound>;
     static_assert(kWidth % kUnitPages == 0, "and whole units");
-    return ((pages + kWidth - 1) / kWidth + blocks - 1) / blocks * kWidth;
+    return (((pages + kWidth - 1) / kWidth + blocks - 1) >> log2_of_blocks(blocks)) * kWidth;
 }
 
 // One KV head of a row.
@@ -125,7 +125,7 @@ struct ClusterHead {
                 {task.last, static_cast<float>(task.tokens), static_cast<float>(params.page_size)},
             };
             Scorer(params.top_r, query.group, own.factors, own.scratch)
-                .score(staged(), {temperatures(), query.group}, chunk);
+                .template score<2>(staged(), {temperatures(), query.group}, chunk);
         }
         wait_for_cluster();
         __syncthreads();
@@ -141,7 +141,7 @@ struct ClusterHead {
         clear_wide_histograms<kScoreThreads>(histograms);
         publish_units();
         synchronize_cluster();
-        const int last = (row.length - 1) / params.page_size;
+        const int last = task.start + task.last;
         head_softmax<kScoreThreads, kTokenWarps>(&row_units()[0], units_of(params.pages), units_of(last + 1),
                                                  query.group, heads);
         publish_keys(heads);
@@ -161,11 +161,12 @@ private:
     __device__ __forceinline__ void publish_units() const {
         static_assert(kScoreWarps == kClusterBlocks, "every block has a warp");
         const int64_t stride = units_of(params.pages);
-        const SharedSpan<ScoreStatistics> to = row_units().of_block(warp_index() % blocks);
-        const int count = units_of(task.count), first = warp_index() / blocks * kWarpSize + lane_index();
+        const int shift = log2_of_blocks(blocks);
+        const SharedSpan<ScoreStatistics> to = row_units().of_block(warp_index() & (blocks - 1));
+        const int count = units_of(task.count), first = (warp_index() >> shift) * kWarpSize + lane_index();
         for (int head = 0; head < query.group; ++head) {
 #pragma unroll 1
-            for (int unit = first; unit < count; unit += kScoreThreads / blocks) {
+            for (int unit = first; unit < count; unit += kScoreThreads >> shift) {
                 to[head * stride + task.start / kUnitPages + unit] = units()[head * layout.chunk_units + unit];
             }
         }
@@ -269,7 +270,8 @@ __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>&
     const int64_t head = cluster_head(params);
     Bound* table = params.bounds + head * 2 * size * params.pages;
     const int page = (row.length - 1) / params.page_size, chunk = pages_of_block<Bound>(page + 1, blocks);
-    const bool appends = page / chunk == cluster_rank();
+    const int first = cluster_rank() * chunk;
+    const bool appends = page >= first && page < first + chunk;
     const JoinedChannel<T> joined(BoundTable<T>(table, kIsFp8<Bound>), appends ? size : 0, params.pages, page);
     lists.keep_query(query);
     if (!row.all) {
@@ -281,8 +283,8 @@ __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>&
         joined.raise(store_token<false>(entry, append.keys.from(cache), append.values.from(cache), slot, size));
     }
     if (!row.all) {
-        const ClusterHead<T, kHeads, Bound> own_head = {params, layout, query, chunk_task(row, params.page_size, chunk),
-                                                        blocks};
+        const ChunkTask task = chunk_task(row, page, params.page_size, chunk);
+        const ClusterHead<T, kHeads, Bound> own_head = {params, layout, query, task, blocks};
         own_head.score(table);
         own_head.select(row, lists);
     }

@@ -41,12 +41,11 @@ struct GroupQuery {
     // The factor of the i-th best channel's bound for `head`: the query on that channel, negated where a minimum is
     // read as a negated maximum. 0 past the last channel and the last head.
     __device__ __forceinline__ float factor(int head, int i) const {
-        if (head >= group || i >= channels) {
-            return 0.0f;
-        }
-        const int row = chosen[i];
-        const float value = values[head * head_size + channel_of(row)];
-        return row < head_size ? value : -value;
+        const bool exists = head < group && i < channels;  // without a branch: all factors of a thread are read at once
+        const int row = chosen[exists ? i : 0];
+        const float value = values[(exists ? head : 0) * head_size + channel_of(row)];
+        const float factor = row < head_size ? value : -value;
+        return exists ? factor : 0.0f;
     }
 };
 
@@ -178,12 +177,12 @@ __device__ __forceinline__ void find_temperatures(const GroupQuery& query, float
     for (int head = kScoreWarps - 1 - warp_index(); head < query.group; head += kScoreWarps) {
         const int start = head * query.head_size;
         float whole = 0.0f;
-#pragma unroll 1
+#pragma unroll 4
         for (int d = lane_index(); d < query.head_size; d += kWarpSize) {
             whole += fabsf(query.values[start + d]);
         }
         float part = 0.0f;
-#pragma unroll 1
+#pragma unroll 2
         for (int i = lane_index(); i < query.channels; i += kWarpSize) {
             part += fabsf(query.values[start + query.channel_of(query.chosen[i])]);
         }

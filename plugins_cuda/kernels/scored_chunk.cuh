@@ -30,29 +30,43 @@ struct alignas(sizeof(float) * kPages) PageTile {
 };
 
 // Writes the scores of pages `page` (a multiple of kPages) to page + kPages - 1 of `head`, from the sums over channels, and
-// the unit's statistics. By all lanes of a warp: kUnitPages / kPages neighbouring lanes have a unit. A head past the
-// group's last is left out; of a unit's pages past the last one, some get -inf.
-template <int kPages>
+// the unit's statistics; of several tiles those of pages `distance` further on, and so on. By all lanes of a warp:
+// kUnitPages / kPages neighbouring lanes have a unit. A head past the group's last is left out; of a unit's pages past
+// the last one, some get -inf.
+template <int kTiles, int kPages>
 __device__ __forceinline__ void write_page_scores(const ScoredChunk& chunk, const ScoredHeads& heads, int head,
-                                                  int page, const PageTile<kPages>& sums) {
+                                                  int page, int distance, const PageTile<kPages> (&sums)[kTiles]) {
     const bool exists = head < heads.group;
     const float inverse = exists ? heads.inverse_temperature[head] : 0.0f;
-    PageTile<kPages> scores;
-    float tokens[kPages];
+    float scores[kTiles][kPages], tokens[kTiles][kPages];
 #pragma unroll
-    for (int i = 0; i < kPages; ++i) {
-        scores.value[i] = minus_infinity();
-        tokens[i] = chunk.tokens.of(page + i);
-        if (page + i < chunk.count) {
-            scores.value[i] = sums.value[i] * inverse;
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < kPages; ++i) {
+            const int own = page + tile * distance + i;
+            scores[tile][i] = minus_infinity();
+            tokens[tile][i] = chunk.tokens.of(own);
+            if (own < chunk.count) {
+                scores[tile][i] = sums[tile].value[i] * inverse;
+            }
         }
     }
-    const ScoreStatistics unit = unit_statistics(scores.value, tokens);
-    if (exists && page < chunk.count) {
-        const int64_t row = head * chunk.row_units;
-        platform::store_vector_of(chunk.scores + row * kUnitPages + page, scores);
-        if (page % kUnitPages == 0) {
-            chunk.units[row + page / kUnitPages] = unit;
+    ScoreStatistics units[kTiles];
+    unit_statistics(scores, tokens, units);
+    const int64_t row = head * chunk.row_units;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+        const int own = page + tile * distance;
+        if (exists && own < chunk.count) {
+            PageTile<kPages> written;
+#pragma unroll
+            for (int i = 0; i < kPages; ++i) {
+                written.value[i] = scores[tile][i];
+            }
+            platform::store_vector_of(chunk.scores + row * kUnitPages + own, written);
+            if (own % kUnitPages == 0) {
+                chunk.units[row + own / kUnitPages] = units[tile];
+            }
         }
     }
 }

@@ -52,6 +52,10 @@ __device__ __forceinline__ SharedSpan<int32_t> starts_of_rows() {
     }
 }
 
+// The number of bits to shift by instead of dividing by `value`, a power of two that the compiler does not know: a
+// division takes the time of four loads from shared memory.
+__device__ __forceinline__ int log2_of(int value) { return __ffs(value) - 1; }
+
 // The rows that a thread stages: four at a time, one vector each. kScoreThreads / row_threads threads have a vector of
 // the same pages and take turns.
 class StagedQuads {
@@ -60,8 +64,8 @@ public:
     __device__ __forceinline__ StagedQuads(const uint4* quads, int count, int row_threads)
         : quads_(quads),
           count_(count),
-          step_(kScoreThreads / row_threads),
-          own_(static_cast<int>(threadIdx.x) / row_threads) {
+          step_(kScoreThreads >> log2_of(row_threads)),
+          own_(static_cast<int>(threadIdx.x) >> log2_of(row_threads)) {
         read_next(own_);
     }
 
@@ -76,6 +80,15 @@ public:
             visit(4 * quad + 1, static_cast<int>(rows.y));
             visit(4 * quad + 2, static_cast<int>(rows.z));
             visit(4 * quad + 3, static_cast<int>(rows.w));
+        }
+    }
+
+    // Calls visit(i) for this thread's share of the rows [first, end).
+    template <class Visit>
+    __device__ __forceinline__ void for_each_of(int first, int end, const Visit& visit) const {
+#pragma unroll 1
+        for (int i = first + own_; i < end; i += step_) {
+            visit(i);
         }
     }
 
@@ -101,23 +114,37 @@ __device__ __forceinline__ void stage_bounds(const Bound* __restrict__ table, in
                                              StagedQuads& quads, int channels, int start, int count,
                                              const StagedBounds<Bound>& to) {
     constexpr int kWidth = kVectorWidth<Bound>;
-    const int place = static_cast<int>(threadIdx.x) % row_threads * kWidth;  // of this thread's vector in its rows
-    quads.for_each([&](int i, int row) {
-        const int element = row * pages + start;  // below 512 · 2^20
-        const int shift = kAlignedRows<Bound> ? 0 : element & (kWidth - 1);
-        if (i < channels) {
-            if (place < shift + count) {
-                copy_async_16(&to.values[i * to.row + place], table + (element - shift + place));
+    // The place of this thread's vector in its rows. Elements of a table are below 512 · 2^20.
+    const int place = (static_cast<int>(threadIdx.x) & (row_threads - 1)) * kWidth;
+    if constexpr (kAlignedRows<Bound>) {
+        // Few instructions for each copy: blocks with many pages have hundreds, and offsets of 32 bits are enough.
+        const char* const bytes = reinterpret_cast<const char*>(table);
+        const auto own = static_cast<uint32_t>((start + place) * static_cast<int>(sizeof(Bound)));
+        const auto row_bytes = static_cast<uint32_t>(pages * static_cast<int>(sizeof(Bound)));
+        const int copied = place < count ? channels : 0;
+        quads.for_each([&](int i, int row) {
+            if (i < copied) {
+                copy_async_16(&to.values[i * to.row + place], bytes + (static_cast<uint32_t>(row) * row_bytes + own));
             }
-            if constexpr (!kAlignedRows<Bound>) {
+        });
+    } else {
+        quads.for_each([&](int i, int row) {
+            const int element = row * pages + start, shift = element & (kWidth - 1);
+            if (i < channels) {
+                if (place < shift + count) {
+                    copy_async_16(&to.values[i * to.row + place], table + (element - shift + place));
+                }
                 if (place == 0) {
                     to.first[i] = i * to.row + shift;
                 }
             }
-        } else if (i < to.rows && place < to.row) {
+        });
+    }
+    if (place < to.row) {
+        quads.for_each_of(channels, to.rows, [&](int i) {
             to.values.template cast<uint4>()[(i * to.row + place) / kWidth] = uint4{0, 0, 0, 0};
-        }
-    });
+        });
+    }
 }
 
 }  // namespace kvc

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP, SELECT = "kernels/score_and_select.cuh", "kernels/cluster_select.cuh"
+STATISTICS = "kernels/page_statistics.cuh"
+APPENDS = "page >= first && page < first + chunk"
 ROTATED = "cluster_rank() == 0 ? append.rotated_of(head)"
 BARRIER, CLUSTER_BARRIER = "__syncthreads();", "synchronize_cluster();"
 
@@ -68,7 +70,8 @@ MUTATIONS = (
         "if (((key ^ prefix) & mask) == 0 || pass == 1) {",
     ),
     Mutation("bins_of_a_group_are_turned_round", SELECT, "kGroupBins - 1 - place)", "place)"),
-    Mutation("the_rest_of_a_group_is_not_counted", SELECT, "quota -= weights[i];", ""),
+    Mutation("the_rest_of_a_group_is_not_counted", SELECT, "quota -= passed;", ""),
+    Mutation("bins_are_compared_one_by_one", SELECT, "if (above < quota) {", "if (weights[i] < quota) {"),
     Mutation("the_group_weighs_as_its_first_bin", SELECT, "weight = weights[i + 1];", ""),
     Mutation(
         "every_block_names_all_pages",
@@ -82,15 +85,16 @@ MUTATIONS = (
     Mutation(
         "the_last_units_are_lost",
         STEP,
-        "((pages + kWidth - 1) / kWidth + blocks - 1) / blocks",
+        "(((pages + kWidth - 1) / kWidth + blocks - 1) >> log2_of_blocks(blocks))",
         "max((pages + kWidth - 1) / kWidth / blocks, 1)",
     ),
     Mutation("blocks_share_units", STEP, "kWidth = kVectorWidth<Bound>", "kWidth = kUnitPages", alone=True),
     Mutation(
         "fp8_is_stored_as_the_caches_type", STEP, "BoundTable<T>(table, kIsFp8<Bound>)", "BoundTable<T>(table, false)"
     ),
+    Mutation("the_last_of_four_parts_is_lost", STATISTICS, "visit(i + 3 * step);", ""),
     Mutation("the_last_unit_is_not_in_the_softmax", STEP, "units_of(last + 1)", "units_of(last)"),
-    Mutation("statistics_for_the_first_block_alone", STEP, "of_block(warp_index() % blocks)", "of_block(0)"),
+    Mutation("statistics_for_the_first_block_alone", STEP, "of_block(warp_index() & (blocks - 1))", "of_block(0)"),
     Mutation("statistics_where_the_first_block_has_its_own", STEP, "task.start / kUnitPages + unit]", "unit]"),
     Mutation(
         "the_last_page_is_full",
@@ -104,8 +108,8 @@ MUTATIONS = (
         "lists.write_page(page * params.page_size,",
         "lists.write_page((page - task.start) * params.page_size,",
     ),
-    Mutation("every_block_appends", STEP, "page / chunk == cluster_rank()", "true"),
-    Mutation("the_first_block_appends", STEP, "page / chunk == cluster_rank()", "cluster_rank() == 0"),
+    Mutation("every_block_appends", STEP, APPENDS, "true"),
+    Mutation("the_first_block_appends", STEP, APPENDS, "cluster_rank() == 0"),
     Mutation("bounds_are_not_raised", STEP, f"joined.raise({STORE});", f"static_cast<void>({STORE});"),
     Mutation(
         "only_the_first_block_fills_the_list",
@@ -148,7 +152,9 @@ def check(library: KernelLibrary) -> None:
                       capacity=401, dtype=torch.float16, seed=4) for ties in (False, True)]  # fmt: skip
     recent = step_case(lengths=(400, 100), heads=8, page=3, top_r=19, top_k=40, recent=7, capacity=401, seed=5,
                        dtype=torch.bfloat16)  # fmt: skip
-    cases += [recent, alike, last, *rows]  # those of many rows take longest: most mistakes are noticed before
+    far = pages_case(1000, top_k=100, heads=4)
+    far.k_new.copy_(2 * far.query[:, ::4])  # one head looks at the last unit, of the fourth warp's part
+    cases += [recent, alike, last, far, *rows]  # those of many rows take longest: most mistakes are noticed before
     library.set_device(WITH_CLUSTERS)
     with CLUSTER_STEP.off(library):
         library.set_schedule("reverse")  # what the first block writes is there last

@@ -92,7 +92,7 @@ MUTATIONS = (
     Mutation(
         "statistics_are_skipped",
         SCORES,
-        "first = warp_index() / blocks * kWarpSize",
+        "first = (warp_index() >> shift) * kWarpSize",
         "first = warp_index() * kWarpSize",
     ),
     Mutation(
@@ -104,7 +104,7 @@ MUTATIONS = (
         "first += kScoreThreads * kClusterPages",
         "first += 8 * kScoreThreads * kClusterPages",
     ),
-    Mutation("zeros_in_the_next_row", BOUNDS, "i < to.rows && place < to.row", "i < to.rows"),
+    Mutation("zeros_in_the_next_row", BOUNDS, "place < to.row", "true"),
 )
 MUTANTS = Mutants("src/cluster_step.cu", MUTATIONS, RARELY_INLINED, others=("src/hybrid_attention.cu",))
 

@@ -35,6 +35,7 @@ MUTATIONS = (
     Mutation("no_barrier_before_the_copies_are_added", RADIX, f"{BARRIER}        add_up", "add_up"),
     Mutation("no_barrier_before_a_digit_is_taken", RADIX, f"{BARRIER}        const uint32_t", "const uint32_t"),
     Mutation("no_barrier_between_the_shares_of_warps", EMIT, f"{BARRIER}    return {{warp_sum", "return {warp_sum"),
+    Mutation("bins_are_compared_one_by_one", RADIX, "if (above < quota) {", "if (weights[j] < quota) {"),
     Mutation("all_ties", RADIX, "(other & mask) > key", "(other & mask) >= key"),
     Mutation("ties_by_descending_index", EMIT, f"lane < {TIES_BEFORE}", f"lane > {TIES_BEFORE}"),
     Mutation("the_last_candidate_is_lost", EMIT, f"{LAST};", f"{LAST} - 1;"),

@@ -54,11 +54,16 @@ MUTATIONS = (
     without_barrier("before_runs_are_added", FMA, f"{BARRIER}\n                write"),
     without_barrier("before_partials_are_written_again", FMA, f"chunk, page);\n                {BARRIER}"),
     Mutation("rows_start_where_they_are_aligned", STAGED, "i * to.row + shift", "i * to.row"),
-    Mutation("no_rows_of_zeros", STAGED, "else if (i < to.rows && place", "else if (i < channels && place"),
+    Mutation("no_rows_of_zeros", STAGED, "for_each_of(channels, to.rows,", "for_each_of(channels, channels,"),
     Mutation("some_rows_are_not_staged", STAGED, "quad += step_) {", "quad += 2 * step_) {"),
     Mutation("halves_of_a_step_change_places", TENSOR_CORE, "word / 2 * 8", "(1 - word / 2) * 8"),
     Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "+ j % 2);", "+ 1 - j % 2);"),
-    Mutation("a_small_group_writes_one_span", TENSOR_CORE, "second ? other.value[i] : own.value[i]", "own.value[i]"),
+    Mutation(
+        "a_small_group_writes_one_span",
+        TENSOR_CORE,
+        "second ? other.value[i] : own[tile].value[i]",
+        "own[tile].value[i]",
+    ),
     Mutation("the_upper_half_of_a_large_group_twice", TENSOR_CORE, "group + half * kRows", "group"),
     Mutation(
         "half_of_a_step_twice", TENSOR_CORE, "start_of(lane_index() % kStepChannels)", "start_of(lane_index() % 8)"
@@ -70,21 +75,23 @@ MUTATIONS = (
         "true",
         alone=True,
     ),
-    Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kTilePages", "page = 0"),
+    Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kPages", "page = 0"),
+    Mutation("the_last_aligned_vector_is_not_staged", STAGED, "place < count ?", "place + kWidth <= count ?"),
     Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
     Mutation("minimum_for_maximum", CHANNELS, "row < head_size ? value : -value", "value"),
-    Mutation("pages_past_the_end_count", CHUNK, "scores.value[i] = minus_infinity();", "scores.value[i] = 9.0f;"),
+    Mutation("pages_past_the_end_count", CHUNK, "scores[tile][i] = minus_infinity();", "scores[tile][i] = 9.0f;"),
     Mutation("a_partial_page_counts_as_a_full_one", STATISTICS, "page == last ? in_last : in_others", "in_others"),
-    Mutation("pages_of_equal_weight_in_the_softmax", STATISTICS, "tokens[i] * expf", "expf"),
+    Mutation("pages_of_equal_weight_in_the_softmax", STATISTICS, "tokens[tile][i] * expf", "expf"),
     Mutation(
         "a_unit_of_minus_infinities_is_nan", STATISTICS, "maximum == minus_infinity() ? 0.0f : maximum", "maximum"
     ),
+    Mutation("parts_past_the_fours_are_lost", STATISTICS, "i < end; i += step", "i < first; i += step"),
     Mutation("sums_of_units_as_they_are", STATISTICS, "parts[i].sum * expf(parts[i].maximum - base)", "parts[i].sum"),
     Mutation("the_last_unit_does_not_count", STATISTICS, "(pages + kUnitPages - 1) / kUnitPages", "pages / kUnitPages"),
     without_barrier("after_the_statistics_of_warps", STATISTICS, f"{BARRIER}\n    const int thread"),
     without_barrier("after_the_softmax", STATISTICS, f"1, maximum)}};\n    }}\n    {BARRIER}"),
     Mutation(
-        "a_partial_page_gives_as_many_as_a_full_one", SHARES, "left < page_size ? (left > 0 ? left : 0)", "left < 1 ? 0"
+        "a_partial_page_gives_as_many_as_a_full_one", SHARES, "min(max(left, 0), page_size)", "left < 1 ? 0 : page_size"
     ),
     Mutation("last_tokens_compete_too", SELECT, "row.compared(params.limits),", "row.length,"),
     Mutation(
