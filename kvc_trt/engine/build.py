@@ -149,9 +149,9 @@ def _existing(
         if not different:
             return engine
         problem = f"it is another build (different {', '.join(different)})"
+    check_replaceable(output, _entries(backends))
     if not force:
         raise InputError(f"{output} exists and is not replaced: {problem}", hint="--force, or another -o DIRECTORY")
-    check_replaceable(output, _entries(backends))
     return None
 
 

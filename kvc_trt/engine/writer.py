@@ -29,7 +29,10 @@ def check_replaceable(target: Path, entries: frozenset[str]) -> None:
     `--force` must never delete anything that no build has written.
     """
     if target.is_symlink() or not target.is_dir():
-        raise InputError(f"{target} exists and is not a directory; --force replaces engine directories only")
+        raise InputError(
+            f"{target} exists and is not a directory; --force replaces engine directories only",
+            hint="choose another directory with -o",
+        )
     names = {entry.name for entry in os.scandir(target) if not is_beside(entry.name)}
     foreign = sorted(names - entries - {MANIFEST_FILE})
     if foreign:

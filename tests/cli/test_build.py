@@ -131,6 +131,17 @@ def test_a_budget_that_no_sequence_exceeds_compresses_nothing(budget, said, tiny
     assert (line in capfd.readouterr().out) == said
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_file_in_the_way_is_refused_with_what_helps(force, tiny_arguments, tmp_path, capfd):
+    """`--force` replaces engines alone, so it is no advice here."""
+    (tmp_path / "mine").write_text("mine")
+    assert run([*tiny_arguments, "-o", str(tmp_path / "mine"), "--no-verify", *force]) == 2
+    error = capfd.readouterr().err
+    assert "mine exists and is not a directory" in error
+    assert "hint: choose another directory with -o" in error
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_the_default_output_names_model_and_policy(tiny_arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run([*tiny_arguments, "--policy", "snapkv++", "--set", "window=8"]) == 0
