@@ -60,19 +60,19 @@ WHY_NOT: Mapping[str, str] = {
 """Fields of `UNDECLARED` -> the reason why another value is refused, where the field does not say it."""
 
 
-class Refusal(NamedTuple):
+class RefusedClass(NamedTuple):
     """Why a class has no family."""
 
     expected: str
     why: str
 
 
-REFUSED: Mapping[str, Refusal] = {
-    "Gemma4": Refusal(
+REFUSED: Mapping[str, RefusedClass] = {
+    "Gemma4": RefusedClass(
         "layers whose heads are alike",
         "those of Gemma 4 differ in size and number, and some layers reuse keys and values of others",
     ),
-    "Ministral3": Refusal(
+    "Ministral3": RefusedClass(
         "another class", "Ministral 3 multiplies queries by a factor that grows with their position, and no part does"
     ),
 }

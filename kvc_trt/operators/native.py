@@ -48,7 +48,7 @@ def interface() -> int:
 
 
 @dataclass(frozen=True)
-class Variant:
+class NativeOperator:
     """An operator for calls with some attributes, which need a native operator of their own."""
 
     name: str
@@ -61,7 +61,7 @@ class Variant:
         return self.operator.element_of(tensor, {FP8_BOUNDS.name: self.fp8_bounds})
 
 
-def variants(operator: Operator) -> list[Variant]:
+def variants(operator: Operator) -> list[NativeOperator]:
     """Return the operator for each cache format and each type of bounds; the first is that of the activations' type."""
     forms = CACHE_FORMATS.values() if operator.stores else [CACHE_FORMATS[AUTO]]
     bounds = [False, True] if FP8_BOUNDS in operator.attributes else [False]
@@ -69,11 +69,11 @@ def variants(operator: Operator) -> list[Variant]:
     for form in forms:
         for fp8 in bounds:
             name = native_name(operator.name, {CACHE_FORMAT.name: form.code, FP8_BOUNDS.name: fp8})
-            made.append(Variant(name, operator.in_format(form).whole, form, fp8))
+            made.append(NativeOperator(name, operator.in_format(form).whole, form, fp8))
     return made
 
 
-def _schema(variant: Variant) -> tuple[object, ...]:
+def _schema(variant: NativeOperator) -> tuple[object, ...]:
     operator = variant.operator
     tensors = [
         [(tensor.name, variant.element_of(tensor), tensor.shape, tensor.alias, tensor.optional) for tensor in side]

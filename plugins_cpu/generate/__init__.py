@@ -12,7 +12,7 @@ from pathlib import Path
 from kvc_trt.models.cache_formats import VectorFormat
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import SIZES
-from kvc_trt.operators.native import Variant, interface, variants
+from kvc_trt.operators.native import NativeOperator, interface, variants
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Operator, Tensor
 from plugins_cuda.generate import laid_out
@@ -135,7 +135,7 @@ def _shape_name(shape: tuple[str, ...]) -> str:
     return "kShape" + "".join(f"_{symbol}" for symbol in shape).replace("/", "Over").replace("+", "And")
 
 
-def _operator(variants: list[Variant]) -> str:
+def _operator(variants: list[NativeOperator]) -> str:
     name, summary = variants[0].name, variants[0].operator.summary
     tensors = "\n".join(
         f"inline constexpr TensorSpec k{variant.name}{kind}[] = {{{', '.join(_tensor(variant, one) for one in side)}}};"
@@ -162,7 +162,7 @@ def _bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _tensor(variant: Variant, tensor: Tensor) -> str:
+def _tensor(variant: NativeOperator, tensor: Tensor) -> str:
     element = f"ort::ElementType::{ELEMENT_TYPES[variant.element_of(tensor)]}"
     return f'{{"{tensor.name}", {element}, {_bool(tensor.optional)}, {_shape_name(tensor.shape)}}}'
 

@@ -119,7 +119,7 @@ class Rule(Protocol):
         """The number of first layers that are not compressed."""
 
     @property
-    def division(self) -> Division | None:
+    def division(self) -> LayerDivision | None:
         """The division of budgets among layers for each prompt; None if budgets do not depend on the prompt."""
 
     def groups(self, layer: int) -> Sequence[HeadGroup]:
@@ -132,7 +132,7 @@ class Rule(Protocol):
         """Return the same rule with another budget: of a prompt, or of everything if a step evicts."""
 
 
-class Division(Protocol):
+class LayerDivision(Protocol):
     """The numbers by which a budget is divided among layers for each prompt."""
 
     @property
