@@ -106,13 +106,15 @@ __global__ void __launch_bounds__(kThreads) page_statistics(const StatisticsPara
     for (int32_t head = 0; head < params.group; ++head) {
         for (int32_t first = 0; first < params.pages; first += kAtOnce) {
             const int32_t page = first + static_cast<int32_t>(threadIdx.x) * kPages;
-            float scores[kPages], tokens[kPages];
+            float scores[1][kPages], tokens[1][kPages];
             for (int32_t k = 0; k < kPages; ++k) {
-                scores[k] = page + k < params.pages ? params.scores[head * params.pages + page + k] : minus_infinity();
-                tokens[k] = params.tokens.of(page + k);
+                const bool inside = page + k < params.pages;
+                scores[0][k] = inside ? params.scores[head * params.pages + page + k] : minus_infinity();
+                tokens[0][k] = params.tokens.of(page + k);
             }
-            const ScoreStatistics unit = unit_statistics(scores, tokens);
-            if (page % kUnitPages == 0 && page < params.pages) params.units[head * units + page / kUnitPages] = unit;
+            ScoreStatistics unit[1];
+            unit_statistics(scores, tokens, unit);
+            if (page % kUnitPages == 0 && page < params.pages) params.units[head * units + page / kUnitPages] = unit[0];
         }
     }
     __syncthreads();
