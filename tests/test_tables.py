@@ -80,4 +80,5 @@ def test_tables_that_wrap_or_hold_wide_characters_are_left_to_rich():
     assert _aligned([["a", "b"], ["x" * 30, "y"]], (), 20) is None
     assert _aligned([["a"], ["漢字"]], (), 80) is None
     assert _aligned([["a", ""], ["x", ""]], (), 80) is None
+    assert text_table(["a", "b"], [["x"]]).splitlines()[2] == "x", "a row may lack its last cells"
     assert _aligned([["a"], ["two\nlines"]], (), 80) is None

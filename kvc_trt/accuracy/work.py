@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from kvc_trt.accuracy.grid import QuestionGroup
 
 STEP = 8
-"""Tokens of a prompt that are read in the time of one decode step, roughly: 3 to 15 on two cores."""
+"""Tokens of a prompt that are read in the time of one decode step, roughly."""
 _GIVEN = 0.5
 """Share of the longest answer that is given, roughly: many end before it."""
 _LATE_QUESTION = 32

@@ -48,8 +48,8 @@ Exit codes:
   130  interrupted (143 when terminated); nothing is left half-written"""
 INTERNAL_ERROR = 70
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
-"""Imports make tens of thousands of objects, nearly all of which stay: at Python's 700, collections are a tenth of the
-time that `plan` takes, and free nothing."""
+"""Imports make tens of thousands of objects, nearly all of which stay: collections at every 700, as Python has them,
+would walk through these again and again, and free nothing."""
 
 
 class LazyGroup(click.Group):

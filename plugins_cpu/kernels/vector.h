@@ -75,21 +75,13 @@ struct Counted<0, Values...> {
     using Type = Numbers<Values...>;
 };
 
-template <typename Value, int... Lanes>
-static inline Vector repeated(Value value, Numbers<Lanes...>) {
-    typedef Value Values __attribute__((vector_size(4 * KVC_WIDTH)));
-    return reinterpret_cast<Vector>(Values{(static_cast<void>(Lanes), value)...});
+template <int... Lanes>
+static inline Vector repeated(float value, Numbers<Lanes...>) {
+    return Vector{(static_cast<void>(Lanes), value)...};
 }
 
-/// `value` in every lane.
+/// `value` in every lane. A sum with a vector of zeros would be an addition.
 static inline Vector all(float value) { return repeated(value, typename Counted<kWidth>::Type{}); }
-
-/// Two neighbouring numbers in every pair of lanes.
-static inline Vector all_pairs(const float* source) {
-    double both;
-    std::memcpy(&both, source, sizeof both);
-    return repeated(both, typename Counted<kWidth / 2>::Type{});
-}
 
 /// The element that lane `lane` reads when two vectors are summed. Each vector holds sums of several rows side by side,
 /// `segment` lanes each; halves of one vector's segments alternate with those of the other, so lanes move least.

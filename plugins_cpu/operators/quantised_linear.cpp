@@ -13,8 +13,8 @@ namespace {
 /// Tokens that are rounded at once: their levels should stay in the last-level cache while all panels pass over them.
 /// A wide input is rounded to as many tokens in all.
 constexpr int64_t kTokensAtOnce = 1024;
-/// Packed bytes of the rows that one task multiplies with up to `kFewTokens` tokens; with more, it takes one panel.
-constexpr int64_t kBytesOfTask = 1 << 16, kFewTokens = 64;
+/// Packed bytes of the rows that one task multiplies with at most this many tokens; with more, it takes one panel.
+constexpr int64_t kBytesOfTask = 1 << 16, kTokensOfShortTask = 64;
 
 class QuantisedLinear : public Kernel {
 public:
@@ -71,8 +71,8 @@ private:
         const int64_t by_bytes = kBytesOfTask / (matrix.blocks * 4 * bits_) / kWidestPanel * kWidestPanel;
         // At least eight tasks, so that no thread waits long for another's last one.
         const int64_t even = matrix.rows / 8 / kWidestPanel * kWidestPanel;
-        const bool few = parts.levels.tokens <= kFewTokens;
-        const int64_t rows = few ? std::max(std::min(by_bytes, even), kWidestPanel) : kWidestPanel;
+        const bool is_short = parts.levels.tokens <= kTokensOfShortTask;
+        const int64_t rows = is_short ? std::max(std::min(by_bytes, even), kWidestPanel) : kWidestPanel;
         call.parallel(static_cast<size_t>((matrix.rows + rows - 1) / rows), [&](size_t task) {
             const int64_t first = static_cast<int64_t>(task) * rows, last = std::min(first + rows, matrix.rows);
             if (!wide_) return set.multiply(matrix, parts.levels, first, last, y, matrix.rows);
