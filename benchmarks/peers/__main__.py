@@ -15,6 +15,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks import store
 from benchmarks.machine import ROOT
@@ -23,23 +24,28 @@ from benchmarks.peers.artefacts import Workplace, drop_other_engines, make
 from benchmarks.peers.floors import bandwidths
 from benchmarks.peers.points import SELECTIONS, Measurement, measurements
 from benchmarks.peers.rounds import estimate, measure_all
-from benchmarks.peers.runs import EMPTY, FORMATS_NAME, NAME, Runs
+from benchmarks.peers.runs import EMPTY, NAME, Runs, formats_name
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.registry import backends
+from kvc_trt.machine import machine_record
 
 _DEFAULT_PYTHON = ROOT / "build" / "peers" / "bin" / "python"
 
 
 def main() -> None:
     arguments = _parser().parse_args()
-    name, write = (FORMATS_NAME, formats_page.write) if arguments.select == "formats" else (NAME, page.write)
+    of_formats = arguments.select == "formats"
     if arguments.page:
-        print(write(store.recorded(name, f"make bench-peers SELECT={arguments.select}")))
+        print(formats_page.write(formats_page.recorded()) if of_formats else page.write(_recorded(arguments.select)))
         return
-    runs = Runs.open(name, EMPTY, fresh=arguments.fresh)
+    runs = Runs.open(formats_name(machine_record()) if of_formats else NAME, EMPTY, fresh=arguments.fresh)
     _measure(arguments, runs)
     if runs.data["measurements"]:
-        print(write(runs.data))
+        print(formats_page.write(formats_page.recorded(beside=runs.data)) if of_formats else page.write(runs.data))
+
+
+def _recorded(selection: str) -> dict[str, Any]:
+    return store.recorded(NAME, f"make bench-peers SELECT={selection}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,16 @@ from benchmarks.peers.artefacts import disk_bytes
 from benchmarks.peers.points import Measurement
 from benchmarks.store import Growing
 
-NAME, FORMATS_NAME = "peers", "peers-formats"
-"""The records of the comparison of engines, and of that of caches of 8 bits."""
+NAME = "peers"
+"""The record of the comparison of engines."""
+FORMATS_NAMES = {"AVX-512": "peers-formats-avx512", "AVX2": "peers-formats-avx2"}
+"""The records of the comparison of caches of 8 bits, by the widest vectors of the processor."""
 EMPTY: dict[str, Any] = {"threads": 2, "bandwidth": {}, "versions": {}, "measurements": {}}
+
+
+def formats_name(machine: Mapping[str, Any]) -> str:
+    """Return the name of the record of caches of 8 bits for a machine's own record."""
+    return FORMATS_NAMES["AVX-512" if "avx512f" in machine["vector_extensions"] else "AVX2"]
 
 
 class Runs(Growing):

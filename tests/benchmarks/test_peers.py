@@ -16,7 +16,7 @@ from benchmarks.peers.bars import bars, bars_of_formats
 from benchmarks.peers.contenders import CONTENDERS, OF_FORMATS
 from benchmarks.peers.floors import floor_ms, step_cost
 from benchmarks.peers.points import CORE, FORMATS, FULL, QUICK, Measurement, Point, measurements
-from benchmarks.peers.runs import EMPTY, FORMATS_NAME, NAME, Runs
+from benchmarks.peers.runs import EMPTY, FORMATS_NAMES, NAME, Runs, formats_name
 from benchmarks.peers.shapes import M8, SHAPES, read_config, write_checkpoint
 from benchmarks.peers.summary import by_point, row
 from benchmarks.peers.worker import prompts
@@ -139,7 +139,7 @@ def test_the_page_is_that_of_the_results(tmp_path, monkeypatch):
 def test_the_page_of_formats_is_that_of_its_results(tmp_path, monkeypatch):
     written = formats_page._PAGE
     monkeypatch.setattr(formats_page, "_PAGE", tmp_path / written.name)
-    again = formats_page.write(store.recorded(FORMATS_NAME, "make bench-peers SELECT=formats"))
+    again = formats_page.write(formats_page.recorded())
     expected = again.read_text(encoding="utf-8")
     assert written.read_text(encoding="utf-8") == expected, "python -m benchmarks.peers --select formats --page"
 
@@ -224,10 +224,17 @@ def test_bars_of_formats_are_asked_where_the_prompt_is_long():
     assert [limit for *_, limit, _ in judged(4096, 8)] == [1.05, 0.8, None, None]
 
 
+def test_processors_have_results_of_their_own(data):
+    names = {formats_name({"vector_extensions": found}) for found in (["avx2"], ["avx2", "avx512f"])}
+    assert names == set(FORMATS_NAMES.values())
+    data["machine"] |= {"commit": "abc-dirty", "vector_extensions": ["avx2"]}
+    assert formats_page.recorded(beside=data) == {"AVX2": data}
+
+
 def test_the_page_of_formats_has_the_bars_and_every_row(data, tmp_path, monkeypatch):
     monkeypatch.setattr(formats_page, "_PAGE", tmp_path / "peers-formats.md")
     data["measurements"] = {"a": entry(IN_8_BITS, [run(2, 3.0)]), "b": entry(THEIRS, [run(4, 6.0)])}
-    text = formats_page.write(data).read_text()
+    text = formats_page.write({"AVX2": data}).read_text()
     beside = (
         "3.00 ms (kvc-trt rocketkv, int8 cache) | 6.00 ms (OpenVINO GenAI eviction, u8 cache) | 0.50 | 0.80 | met |"
     )
