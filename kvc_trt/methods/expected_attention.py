@@ -207,7 +207,7 @@ class ExpectedAttention(ScoredEviction):
 
     @override
     def describe(self, rule: Constants) -> str:
-        return f"{rule.sinks} first; queries expected {rule.future_positions} positions ahead"
+        return f"{rule.sinks:,} first; queries expected {rule.future_positions:,} positions ahead"
 
     @override
     def ranking(self, rule: Constants) -> ByExpectedQueries:

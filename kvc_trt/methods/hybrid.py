@@ -332,7 +332,7 @@ class BestOfPages(DecodeSelection):
     @override
     def describe(self, rule: Constants) -> str:
         bounds = ", bounds in fp8" if rule.fp8_bounds else ""
-        recent = f", the last {rule.recent} always" if rule.recent else ""
+        recent = f", the last {rule.recent:,} always" if rule.recent else ""
         return f"page size {rule.page_size}, {rule.top_r} channels{bounds}{recent}"
 
     @override

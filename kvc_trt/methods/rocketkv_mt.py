@@ -109,7 +109,7 @@ class AdmittedAnew(PromptEviction):
 
     @override
     def describe(self, rule: Constants) -> str:
-        return f"{OBSERVED_ATTENTION.describe(rule)}, chosen anew by every turn from all {rule.max_sequence_len} kept"
+        return f"{OBSERVED_ATTENTION.describe(rule)}, chosen anew by every turn from all {rule.max_sequence_len:,} kept"
 
     @override
     def ranking(self, rule: Constants) -> ByWindow:

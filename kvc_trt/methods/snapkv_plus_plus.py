@@ -238,7 +238,7 @@ class ObservedAttention(ScoredEviction):
     def describe(self, rule: Constants) -> str:
         kernels = str(rule.pool_kernel)
         if rule.short_pool_kernel:
-            kernels = f"{rule.short_pool_kernel}, from {rule.long_prompt} tokens {rule.pool_kernel}"
+            kernels = f"{rule.short_pool_kernel}, from {rule.long_prompt:,} tokens {rule.pool_kernel}"
         kind = ", averages" if rule.pool_kind == "avg" else ""
         return f"window {rule.window}, pool kernel {kernels}{kind}"
 

@@ -218,7 +218,7 @@ def _triton_summary(engine: EngineDirectory, model: Path, rows: int) -> str:
     body = shlex.quote(json.dumps({**prompt, "max_tokens": 8}))
     return "\n".join(
         [
-            f"{model}: policy {policy}, prompts to {longest} tokens, {rows} answers at once",
+            f"{model}: policy {policy}, prompts to {longest:,} tokens, {rows} answers at once",
             f"start: {_start_line(model.parent)}",
             f"ask:   curl 127.0.0.1:8000/v2/models/{model.name}/generate -d {body}",
         ]

@@ -24,7 +24,7 @@ def command(as_json: bool) -> None:
     headers = ("name", "architecture", "layers", "heads", "KV heads", "positions", "weights")
     keys = ("name", "architecture", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     rows = [
-        [preset[key] for key in (*keys, "max_position_embeddings")]
+        [printing.number(preset[key]) for key in (*keys, "max_position_embeddings")]
         + [preset["hugging_face_id"] or preset["package"] or "shipped"]
         for preset in presets
     ]

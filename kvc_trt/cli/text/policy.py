@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def describe_parameters(parameters: PolicyParameters) -> str:
     """Describe the tokens kept of a prompt and those that a step reads."""
     parts = [
-        f"prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} tokens",
+        f"prompts to {parameters.max_input_len:,}, answers to {parameters.max_output_len:,} tokens",
         *_retrieval(parameters),
         _kept(parameters),
         _read(parameters),
@@ -34,7 +34,7 @@ def describe_parameters(parameters: PolicyParameters) -> str:
 def sliding_layers(windows: Sequence[int]) -> str:
     """Say which layers keep the model's own windows."""
     sizes = sorted(set(filter(None, windows)))
-    span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     return f"{sum(map(bool, windows))} of {len(windows)} layers slide and keep their window of {span} tokens exactly"
 
 
@@ -66,7 +66,7 @@ def _retrieval(parameters: PolicyParameters) -> list[str]:
     if parameters.retrieval_heads is None:
         return []
     heads = [keeps for layer in parameters.retrieval_heads[parameters.skip_layers :] for keeps in layer]
-    return [f"{sum(heads)} of {len(heads)} KV heads keep everything ({parameters.max_sequence_len} slots)"]
+    return [f"{sum(heads)} of {len(heads)} KV heads keep everything ({parameters.max_sequence_len:,} slots)"]
 
 
 def _kept(parameters: PolicyParameters) -> str:
@@ -75,7 +75,7 @@ def _kept(parameters: PolicyParameters) -> str:
     if parameters.evicts_while_decoding:
         return _kept_while_decoding(parameters)
     if not parameters.eviction.evicts:
-        return f"the cache keeps everything ({parameters.capacity} slots)"
+        return f"the cache keeps everything ({parameters.capacity:,} slots)"
     head = "query head" if parameters.eviction.cache_per_query_head else "KV head"
     kept = f"{_prompt_tokens(parameters)} of each {head}, {_slots(parameters)} slots"
     return f"{kept} ({parameters.eviction.describe(parameters)})"
@@ -86,25 +86,25 @@ def _prompt_tokens(parameters: PolicyParameters) -> str:
     if parameters.squeeze_share is not None:
         most = parameters.most_kept
         least = parameters.eviction.least(parameters)
-        return f"{least} to {most} prompt tokens ({parameters.prompt_budget} on average) kept by layer"
+        return f"{least:,} to {most:,} prompt tokens ({parameters.prompt_budget:,} on average) kept by layer"
     if parameters.prompt_share:
         share = f"the window and {100 * parameters.prompt_share:g}% of the others"
-        return f"up to {parameters.prompt_budget} prompt tokens kept, {share},"
+        return f"up to {parameters.prompt_budget:,} prompt tokens kept, {share},"
     if parameters.by_length:
-        return f"up to {parameters.prompt_budget} prompt tokens kept, by the prompt's length,"
+        return f"up to {parameters.prompt_budget:,} prompt tokens kept, by the prompt's length,"
     if parameters.layer_budgets is None:
-        return f"{parameters.prompt_budget} prompt tokens kept"
+        return f"{parameters.prompt_budget:,} prompt tokens kept"
     return f"{_span(parameters, 0)} prompt tokens kept by layer"
 
 
 def _slots(parameters: PolicyParameters) -> str:
-    return _span(parameters, parameters.max_output_len) if parameters.layer_budgets else str(parameters.capacity)
+    return _span(parameters, parameters.max_output_len) if parameters.layer_budgets else f"{parameters.capacity:,}"
 
 
 def _kept_while_decoding(parameters: PolicyParameters) -> str:
     kept = parameters.capacity - parameters.spare_slots
     if parameters.layer_budgets is None:
-        tokens, slots, by_layer = str(kept), str(parameters.capacity), ""
+        tokens, slots, by_layer = f"{kept:,}", f"{parameters.capacity:,}", ""
     else:
         tokens, slots, by_layer = _span(parameters, 0), _span(parameters, parameters.spare_slots), " by layer"
     counted = ", positions counted in the cache" if parameters.positions == "cache" else ""
@@ -118,8 +118,8 @@ def _shares(parameters: PolicyParameters, kept: int) -> str:
     most_attended = kept - parameters.sinks - last
     shares = [(parameters.sinks, "first"), (last, "last"), (most_attended, "most attended")]
     if parameters.layer_budgets is None:
-        return ", ".join(f"{count} {which}" for count, which in shares if count)
-    first = [f"{parameters.sinks} first"] if parameters.sinks else []
+        return ", ".join(f"{count:,} {which}" for count, which in shares if count)
+    first = [f"{parameters.sinks:,} first"] if parameters.sinks else []
     return ", ".join([*first, *(which for count, which in shares[1:] if count)])
 
 
@@ -128,11 +128,11 @@ def _span(parameters: PolicyParameters, more: int) -> str:
     assert parameters.layer_budgets is not None
     budgets = parameters.layer_budgets[parameters.skip_layers :] or (parameters.prompt_budget,)
     low, high = min(budgets) + more, max(budgets) + more
-    return str(low) if low == high else f"{low} to {high}"
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _read(parameters: PolicyParameters) -> str:
     if not parameters.reads_a_part:
         return "a step reads all of them"
-    how = f"{parameters.selection.describe(parameters)}; dense up to {parameters.dense_limit} tokens"
-    return f"a step reads {parameters.top_k} tokens ({how})"
+    how = f"{parameters.selection.describe(parameters)}; dense up to {parameters.dense_limit:,} tokens"
+    return f"a step reads {parameters.top_k:,} tokens ({how})"

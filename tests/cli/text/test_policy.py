@@ -23,7 +23,7 @@ def described(policy: str, budget: int | str = 512, **overrides: Any) -> str:
 @pytest.mark.parametrize(
     ("policy", "overrides", "expected"),
     [
-        ("full", {}, "the cache keeps everything (32768 slots); a step reads all of them"),
+        ("full", {}, "the cache keeps everything (32,768 slots); a step reads all of them"),
         ("snapkv-gqa", {}, "384 prompt tokens kept of each KV head, 512 slots (window 32, pool kernel 7); a step"),
         ("snapkv", {}, "96 prompt tokens kept of each query head, 224 slots"),
         ("snapkv-gqa", {"budget": "20%"}, "kept, the window and 20% of the others, of each KV head"),
@@ -52,15 +52,15 @@ def test_kept_and_read_tokens_of_each_policy_are_described_in_words(
     ("policy", "overrides", "expected"),
     [
         ("rocketkv", {"layer_budget": "squeeze", "layer_budgets": BUDGETS},
-         "100 to 1000 prompt tokens kept by layer of each KV head, 228 to 1128 slots"),
+         "100 to 1,000 prompt tokens kept by layer of each KV head, 228 to 1,128 slots"),
         ("rocketkv", {"layer_budget": "squeeze", "layer_budgets": BUDGETS, "skip_layers": 8},
          "100 prompt tokens kept by layer of each KV head, 228 slots"),
         ("snapkv-gqa", {"layer_budget": "squeeze-online"},
          "32 to 768 prompt tokens (384 on average) kept by layer of each KV head, 896 slots"),
         ("streaming-llm", {"layer_budget": "squeeze", "layer_budgets": BUDGETS},
-         "100 to 1000 tokens kept by layer of each KV head while it answers (4 first, last), 100 to 1000 slots"),
+         "100 to 1,000 tokens kept by layer of each KV head while it answers (4 first, last), 100 to 1,000 slots"),
         ("h2o", {"layer_budget": "squeeze", "layer_budgets": BUDGETS},
-         "100 to 1000 tokens kept by layer of each KV head while it answers (last, most attended), 101 to 1001 slots"),
+         "100 to 1,000 tokens kept by layer of each KV head while it answers (last, most attended), 101 to 1,001 slots"),
     ],
 )  # fmt: skip
 def test_budgets_by_layer_are_described_in_words(policy: str, overrides: dict[str, Any], expected: str) -> None:
@@ -69,11 +69,11 @@ def test_budgets_by_layer_are_described_in_words(policy: str, overrides: dict[st
 
 def test_retrieval_and_streaming_heads_are_described_in_words() -> None:
     text = described("duo-attention", budget=4096, head_scores=FALLING)
-    assert "27 of 256 KV heads keep everything (32768 slots); 640 tokens kept of each other KV head while" in text
+    assert "27 of 256 KV heads keep everything (32,768 slots); 640 tokens kept of each other KV head while" in text
 
 
 def test_every_policy_has_a_line() -> None:
     for name, *_ in available():
         text = described(name)
-        assert text.startswith("prompts to 32640, answers to 128 tokens; ")
+        assert text.startswith("prompts to 32,640, answers to 128 tokens; ")
         assert "  " not in text
