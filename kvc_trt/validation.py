@@ -81,7 +81,7 @@ def validated(
     try:
         return schema.model_validate(dict(mapping))
     except ValidationError as error:
-        raise InputError(f"{source}: {_first_problem(error, schema, spelling or {})}") from error
+        raise InputError(f"{source}: {_first_problem(error, schema, spelling or {}, mapping)}") from error
 
 
 def validated_document(schema: type[Document], document: object, source: str) -> Document:
@@ -114,14 +114,16 @@ def _followed(location: Iterable[int | str], document: Any) -> tuple[str, Any]:
     return ".".join(path), document
 
 
-def _first_problem(error: ValidationError, schema: type[BaseModel], spelling: Mapping[str, str]) -> str:
+def _first_problem(
+    error: ValidationError, schema: type[BaseModel], spelling: Mapping[str, str], found_in: Mapping[str, Any]
+) -> str:
     problem = error.errors(include_url=False)[0]
-    key = ".".join(describe(str(part))[1:-1] for part in problem["loc"][:1])
-    key = spelling.get(key, key)
+    given = ".".join(describe(str(part))[1:-1] for part in problem["loc"][:1])
+    key = spelling.get(given, given)
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{key}'{did_you_mean(key, schema.model_fields)}"
     if problem["type"] == "missing":
-        return f"missing key '{key}'"
+        return f"{key}: expected a value, found null" if given in found_in else f"missing key '{key}'"
     found = f", found {describe(problem['input'])}" if problem["loc"] else ""
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:_LONGEST_PROBLEM]

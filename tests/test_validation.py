@@ -28,6 +28,8 @@ def test_our_files_have_no_unknown_keys_and_foreign_ones_may():
 def test_null_counts_as_absent_in_foreign_files_only():
     assert validated(Foreign, {"count": 1, "share": None}, "a.json").share == 0.5
     with pytest.raises(InputError, match=r"^a\.json: missing key 'count'$"):
+        validated(Foreign, {}, "a.json")
+    with pytest.raises(InputError, match=r"^a\.json: count: expected a value, found null$"):
         validated(Foreign, {"count": None}, "a.json")
     with pytest.raises(InputError, match=r"share: .*, found None"):
         validated(Own, {"count": 1, "share": None}, "a.yaml")

@@ -76,7 +76,7 @@ def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConf
     """The inverse of `to_pretrained_config`; every field but `mapping` and `quantization` is validated."""
     fields = validated(_PretrainedConfig, mapping, source)
     described = validated_document(ModelDescription, mapping.get("description", {}), f"{source}: description")
-    translated = {ours: mapping.get(theirs) for ours, theirs in SPELLING.items()}
+    translated = {ours: mapping[theirs] for ours, theirs in SPELLING.items() if theirs in mapping}
     translated |= {name: value for name, value in mapping.items() if name not in SPELLING.values()}
     translated["architectures"] = [fields.architecture]
     translated.setdefault("sliding_window", None)

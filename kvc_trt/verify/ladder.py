@@ -22,6 +22,8 @@ from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
+from kvc_trt.models.formats import open_checkpoint, weights_of
+from kvc_trt.models.weights import check_weights
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.model.threads import torch_threads
 from kvc_trt.verify.checks import Check, Rung, at_most
@@ -70,6 +72,9 @@ def verify(
     bars = thresholds_for(GraphWeights(engine.weight_file).precision, options.prefill_precision)
     options = replace(options, backend=backend, threads=plan.threads)
     directory = None if checkpoint is None else Path(checkpoint)
+    if directory is not None:
+        # Its rung comes after seconds or minutes of others: a wrong path is refused before them.
+        check_weights(engine.model, weights_of(open_checkpoint(directory)))
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
         target = harness_for(engine, options)
         tested = EngineUnderTest(

@@ -64,10 +64,10 @@ def test_field_names_are_those_of_tensorrt_llm(tiny_config):
     [
         ("head_size", 15, "head_size"),
         ("norm_epsilon", -1, "norm_epsilon"),
-        ("norm_epsilon", None, "missing key 'norm_epsilon'"),
+        ("norm_epsilon", None, "norm_epsilon: expected a value, found null"),
         ("rotary_base", "big", "rotary_base"),
         ("architecture", "GPT", "architecture"),
-        ("architecture", None, "missing key 'architecture'"),
+        ("architecture", None, "architecture: expected a value, found null"),
         ("architecture", ["LlamaForCausalLM"], "architecture"),
         ("qk_norm", True, "qk_norm is True, expected False for LlamaForCausalLM"),
         ("qkv_bias", True, "output_bias is False, expected True"),

@@ -88,5 +88,8 @@ def test_words_that_the_tokenizer_lacks_are_not_applicable(engine: EngineDirecto
     assert not report.passed
 
 
-def test_a_missing_checkpoint_is_an_error(engine: EngineDirectory, tmp_path: Path):
+def test_a_missing_checkpoint_is_an_error_before_anything_is_compared(
+    engine: EngineDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("kvc_trt.verify.ladder.harness_for", lambda *_: pytest.fail("the engine was opened"))
     assert run(["verify", str(engine.path), "--level", "logits", "--checkpoint", str(tmp_path / "none")]) == 2
