@@ -110,7 +110,7 @@ def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]])
         "head_dim": keys.spelled("attention.key_length"), "rope_scaling": keys.spelled("rope.scaling"),
         "partial_rotary_factor": keys.spelled(_ROTARY_CHANNELS),
     }  # fmt: skip
-    fields = {family.spelling.get(field, field): value for field, value in fields.items()}
+    fields = {family.spelling.get(field, field): value for field, value in fields.items() if value is not None}
     config = parse_config(fields, header.source, spelling=spelling)
     factors = header.tensors.get(ROPE_FACTORS)
     if factors is None:
