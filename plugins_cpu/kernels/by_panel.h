@@ -10,11 +10,16 @@
 namespace kvc::KVC_TARGET {
 namespace {  // nothing here may be merged with code of another instruction set
 
-constexpr int kPanelVectors = 2;
-constexpr int kPanelRows = kPanelVectors * kWidth;
-static_assert(kPanelRows <= kWidestPanel);
+/// Vectors of a panel's rows. While a panel of few tokens waits for memory it is narrow, so that the next is soon needed.
+constexpr int kWideVectors = 2, kNarrowVectors = kWidth == 16 ? 1 : kWideVectors;
+static_assert(kWideVectors * kWidth <= kWidestPanel);
+/// Tokens up to which a panel is narrow.
+constexpr int kNarrowTokens = 16;
 /// Tokens whose sums stay in registers while a panel is read.
-constexpr int kTileTokens = kWidth == 16 ? 6 : kWidth == 8 ? 4 : 2;
+template <int Vectors>
+constexpr int kTileTokens = kWidth == 16  ? (Vectors == 1 ? 8 : 6)
+                            : kWidth == 8 ? 4
+                                          : 2;
 /// Steps of a panel's block without a jump: with eight of them, GCC runs out of 16 registers.
 constexpr int kStepsAtOnce = kWidth == 16 ? 8 : 2;
 
@@ -24,14 +29,15 @@ constexpr int kPanelBlocks = 96;
 constexpr int kNearBlocks = 32, kNearTokens = 64;
 
 /// A part of a panel: the levels of all its rows for each block and group of four elements, and the rows' scales.
+template <int Vectors>
 struct Panel {
-    alignas(64) uint8_t levels[kPanelBlocks][kBlock / 4][kPanelVectors][kBytes];
-    alignas(64) float scales[kPanelBlocks][kPanelRows];
+    alignas(64) uint8_t levels[kPanelBlocks][kBlock / 4][Vectors][kBytes];
+    alignas(64) float scales[kPanelBlocks][Vectors * kWidth];
 };
 
 /// Unpacks `blocks` blocks of the levels of a vector's rows.
-template <int Bits>
-void unpack_levels(const uint8_t* const* packed, int64_t blocks, int vector, Panel& panel) {
+template <int Bits, int Vectors>
+void unpack_levels(const uint8_t* const* packed, int64_t blocks, int vector, Panel<Vectors>& panel) {
     for (int64_t block = 0; block < blocks; ++block) {
         for (int first = 0; first < Bits; first += 4) {  // a packed block has `Bits` words
             Integers columns[4];
@@ -59,9 +65,9 @@ struct PanelPart {
 };
 
 /// Unpacks a part of a panel; rows that the matrix does not have repeat one that it has.
-template <int Bits>
-void unpack_panel(const QuantisedMatrix& matrix, const PanelPart& part, Panel& panel) {
-    for (int vector = 0; vector < kPanelVectors; ++vector) {
+template <int Bits, int Vectors>
+void unpack_panel(const QuantisedMatrix& matrix, const PanelPart& part, Panel<Vectors>& panel) {
+    for (int vector = 0; vector < Vectors; ++vector) {
         const uint8_t* packed[kWidth];
         const uint16_t* halves[kWidth];
         for (int lane = 0; lane < kWidth; ++lane) {
@@ -74,17 +80,17 @@ void unpack_panel(const QuantisedMatrix& matrix, const PanelPart& part, Panel& p
         for (int64_t block = 0; block < part.blocks; block += kWidth) {
             const int64_t left = part.blocks - block;
             half_columns(halves, block, left < kWidth ? left : kWidth, panel.scales[block] + vector * kWidth,
-                         kPanelRows);
+                         Vectors * kWidth);
         }
     }
 }
 
 /// Prefetches as much of the next panel as it has in a block; its rows follow each other in memory.
-template <int Bits>
+template <int Bits, int Vectors>
 inline void prefetch_next(const QuantisedMatrix& matrix, const PanelPart& part, int64_t block) {
-    constexpr int line = 64, bytes = kPanelRows * 4 * Bits;
-    const int64_t place = (part.first_row + kPanelRows) * matrix.blocks + (part.first_block + block) * kPanelRows;
-    for (int offset = 0; offset < bytes; offset += line) {
+    constexpr int rows = Vectors * kWidth, bytes = rows * 4 * Bits;
+    const int64_t place = (part.first_row + rows) * matrix.blocks + (part.first_block + block) * rows;
+    for (int offset = 0; offset < bytes; offset += kLine) {
         __builtin_prefetch(matrix.packed + place * 4 * Bits + offset);
     }
     __builtin_prefetch(matrix.scales + place);
@@ -120,20 +126,20 @@ private:
 };
 
 /// Adds the products of `Tokens` tokens from `token` on with a part of a panel; the first part begins with zeros.
-template <int Bits, int Tokens>
-void multiply_tile(const QuantisedMatrix& matrix, const Panel& panel, const RoundedInput& input, const PanelPart& part,
-                   int64_t token) {
-    constexpr int steps = kBlock / 4;
+template <int Bits, int Vectors, int Tokens>
+void multiply_tile(const QuantisedMatrix& matrix, const Panel<Vectors>& panel, const RoundedInput& input,
+                   const PanelPart& part, int64_t token) {
+    constexpr int steps = kBlock / 4, rows_of_panel = Vectors * kWidth;
     const int64_t padded = padded_blocks(input.blocks), start_of_part = token * padded + part.first_block;
     const int8_t* const inputs = input.levels + start_of_part * kBlock;
     const float* const scales = input.scales + start_of_part;
-    const int32_t* const corrections = input.sums + token * padded * kSumsOfBlock + part.first_block;
+    const int32_t* const corrections = input.sums + token * padded + part.first_block;
     float* const y = part.y + token * part.stride;
     const size_t bytes = static_cast<size_t>(part.rows) * sizeof(float);
-    Vector sums[Tokens][kPanelVectors] = {};
+    Vector sums[Tokens][Vectors] = {};
     if (part.first_block > 0) {
         for (int t = 0; t < Tokens; ++t) {
-            if (part.rows == kPanelRows) {
+            if (part.rows == rows_of_panel) {
                 std::memcpy(sums[t], y + t * part.stride, sizeof sums[t]);
             } else {
                 std::memcpy(sums[t], y + t * part.stride, bytes);
@@ -141,32 +147,32 @@ void multiply_tile(const QuantisedMatrix& matrix, const Panel& panel, const Roun
         }
     }
     for (int64_t block = 0; block < part.blocks; ++block) {
-        if (token == 0) prefetch_next<Bits>(matrix, part, block);
-        BlockSum<Bits> products[Tokens][kPanelVectors];
+        if (token == 0) prefetch_next<Bits, Vectors>(matrix, part, block);
+        BlockSum<Bits> products[Tokens][Vectors];
 #pragma GCC unroll 8
         for (int t = 0; t < Tokens; ++t) {
-            const BlockSum<Bits> start(corrections[t * padded * kSumsOfBlock + block]);
+            const BlockSum<Bits> start(corrections[t * padded + block]);
 #pragma GCC unroll 2
-            for (int vector = 0; vector < kPanelVectors; ++vector) products[t][vector] = start;
+            for (int vector = 0; vector < Vectors; ++vector) products[t][vector] = start;
         }
 #pragma GCC unroll kStepsAtOnce
         for (int step = 0; step < steps; ++step) {
-            Bytes rows[kPanelVectors];
+            Bytes rows[Vectors];
 #pragma GCC unroll 2
-            for (int vector = 0; vector < kPanelVectors; ++vector) {
+            for (int vector = 0; vector < Vectors; ++vector) {
                 rows[vector] = load_bytes(panel.levels[block][step][vector]);
             }
 #pragma GCC unroll 8
             for (int t = 0; t < Tokens; ++t) {
                 const Bytes four = all_bytes(inputs + (t * padded + block) * kBlock + 4 * step);
 #pragma GCC unroll 2
-                for (int vector = 0; vector < kPanelVectors; ++vector) {
+                for (int vector = 0; vector < Vectors; ++vector) {
                     products[t][vector].add(rows[vector], four);
                 }
             }
         }
 #pragma GCC unroll 2
-        for (int vector = 0; vector < kPanelVectors; ++vector) {
+        for (int vector = 0; vector < Vectors; ++vector) {
             const Vector row_scales = load(panel.scales[block] + vector * kWidth);
 #pragma GCC unroll 8
             for (int t = 0; t < Tokens; ++t) {
@@ -175,7 +181,7 @@ void multiply_tile(const QuantisedMatrix& matrix, const Panel& panel, const Roun
         }
     }
     for (int t = 0; t < Tokens; ++t) {
-        if (part.rows == kPanelRows) {  // a copy of a known size takes an instruction or two
+        if (part.rows == rows_of_panel) {  // a copy of a known size takes an instruction or two
             std::memcpy(y + t * part.stride, sums[t], sizeof sums[t]);
         } else {
             std::memcpy(y + t * part.stride, sums[t], bytes);
@@ -184,23 +190,24 @@ void multiply_tile(const QuantisedMatrix& matrix, const Panel& panel, const Roun
 }
 
 /// Multiplies the last `left` <= `Tokens` tokens with a part of a panel.
-template <int Bits, int Tokens = kTileTokens - 1>
-void multiply_rest(const QuantisedMatrix& matrix, const Panel& panel, const RoundedInput& input, const PanelPart& part,
-                   int64_t left) {
+template <int Bits, int Vectors, int Tokens = kTileTokens<Vectors> - 1>
+void multiply_rest(const QuantisedMatrix& matrix, const Panel<Vectors>& panel, const RoundedInput& input,
+                   const PanelPart& part, int64_t left) {
     if constexpr (Tokens > 0) {
         if (left == Tokens) {
-            multiply_tile<Bits, Tokens>(matrix, panel, input, part, input.tokens - left);
+            multiply_tile<Bits, Vectors, Tokens>(matrix, panel, input, part, input.tokens - left);
         } else {
-            multiply_rest<Bits, Tokens - 1>(matrix, panel, input, part, left);
+            multiply_rest<Bits, Vectors, Tokens - 1>(matrix, panel, input, part, left);
         }
     }
 }
 
-/// Multiplies all tokens with the `count` <= `kPanelRows` rows from `row` on.
-template <int Bits>
+/// Multiplies all tokens with the `count` rows from `row` on, at most as many as a panel has.
+template <int Bits, int Vectors>
 void multiply_panel(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t row, int64_t count, float* y,
                     int64_t stride) {
-    Panel panel;
+    constexpr int tile = kTileTokens<Vectors>;
+    Panel<Vectors> panel;
     const int64_t at_once = input.tokens > kNearTokens ? kPanelBlocks : kNearBlocks;
     for (int64_t block = 0; block < matrix.blocks; block += at_once) {
         const int64_t left = matrix.blocks - block;
@@ -212,8 +219,8 @@ void multiply_panel(const QuantisedMatrix& matrix, const RoundedInput& input, in
                              .stride = stride};
         unpack_panel<Bits>(matrix, part, panel);
         int64_t token = 0;
-        for (; token + kTileTokens <= input.tokens; token += kTileTokens) {
-            multiply_tile<Bits, kTileTokens>(matrix, panel, input, part, token);
+        for (; token + tile <= input.tokens; token += tile) {
+            multiply_tile<Bits, Vectors, tile>(matrix, panel, input, part, token);
         }
         multiply_rest<Bits>(matrix, panel, input, part, input.tokens - token);
     }

@@ -39,21 +39,26 @@ inline Integers every_fourth_row(const Source& row) {
     }
 }
 
-/// Four neighbouring words of each of `kWidth` rows, from `offset` bytes on: word i of all rows becomes columns[i].
-inline void four_columns(const uint8_t* const* rows, int64_t offset, Integers* columns) {
+/// Within every quarter of 16 bytes, word j of rows[i] becomes word i of columns[j].
+inline void columns_of_quarters(const Integers* rows, Integers* columns) {
     const typename Counted<kWidth>::Type lanes{};
-    Integers quarters[4];
-    for (int i = 0; i < 4; ++i) {
-        quarters[i] = every_fourth_row([&](int64_t row) { return rows[i + row] + offset; });
-    }
-    const Integers lower_front = alternated<1, false>(quarters[0], quarters[1], lanes);
-    const Integers upper_front = alternated<1, true>(quarters[0], quarters[1], lanes);
-    const Integers lower_back = alternated<1, false>(quarters[2], quarters[3], lanes);
-    const Integers upper_back = alternated<1, true>(quarters[2], quarters[3], lanes);
+    const Integers lower_front = alternated<1, false>(rows[0], rows[1], lanes);
+    const Integers upper_front = alternated<1, true>(rows[0], rows[1], lanes);
+    const Integers lower_back = alternated<1, false>(rows[2], rows[3], lanes);
+    const Integers upper_back = alternated<1, true>(rows[2], rows[3], lanes);
     columns[0] = alternated<2, false>(lower_front, lower_back, lanes);
     columns[1] = alternated<2, true>(lower_front, lower_back, lanes);
     columns[2] = alternated<2, false>(upper_front, upper_back, lanes);
     columns[3] = alternated<2, true>(upper_front, upper_back, lanes);
+}
+
+/// Four neighbouring words of each of `kWidth` rows, from `offset` bytes on: word i of all rows becomes columns[i].
+inline void four_columns(const uint8_t* const* rows, int64_t offset, Integers* columns) {
+    Integers quarters[4];
+    for (int i = 0; i < 4; ++i) {
+        quarters[i] = every_fourth_row([&](int64_t row) { return rows[i + row] + offset; });
+    }
+    columns_of_quarters(quarters, columns);
 }
 
 /// Widens `count` <= `kWidth` float16 numbers of each of `kWidth` rows, from `start` on: number i of all rows goes to

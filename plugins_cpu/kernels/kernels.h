@@ -173,7 +173,6 @@ struct Kernels {
     Rotate* rotate;
     RoundInput* round_input;
     Multiply* multiply;
-    int64_t few_tokens;  ///< tokens up to which rows are multiplied as they are: unpacking panels would take longer
     /// ranks[page] for every page that holds entries.
     void (*rank_pages)(const PageScoreCall& call, int32_t* ranks);
     /// Writes ranks[i] for the length - window tokens before the window: whole numbers in the order of their votes, the

@@ -114,7 +114,7 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
     const int64_t padded = padded_blocks(result.blocks);
     int8_t* const levels = result.levels + token * padded * kBlock;
     float* const scales = result.scales + token * padded;
-    int32_t* const sums = result.sums + token * padded * kSumsOfBlock;
+    int32_t* const sums = result.sums + token * padded;
     const int32_t zero = 1 << (bits - 1);
     for (int64_t block = 0; block < padded; ++block) {
         alignas(64) int8_t plain[kBytes > kBlock ? kBytes : kBlock] = {};
@@ -123,55 +123,52 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
             float* const left_of_block = left == nullptr ? nullptr : left + block * kBlock;
             scales[block] = round_block(x + block * kBlock, plain, left_of_block);
         }
+        const int32_t correction = -zero * sum_of_block(plain);
         if (result.order == Order::kByPanel) {
             store_by_panel(plain, block, bits, levels);
-            sums[block] = start_of_block(-zero * sum_of_block(plain), bits);
+            sums[block] = start_of_block(correction, bits);
         } else {
             store_by_vector(plain, block, bits, levels);
-            if (kSumsWholeBlocks) sums[block] = -zero * sum_of_block(plain);
+            sums[block] = correction;
         }
-    }
-    if (result.order == Order::kByPanel || kSumsWholeBlocks) return;
-    // Each lane multiplies four levels of 8 bits, or four even and four odd levels of 4 bits.
-    const int64_t vectors = padded * bits / kWidth;
-    for (int64_t vector = 0; vector < vectors; ++vector) {
-        const Integers sum =
-            bits == 8 ? sums_of_four(levels + vector * kBytes)
-                      : sums_of_four(levels + 2 * vector * kBytes) + sums_of_four(levels + (2 * vector + 1) * kBytes);
-        const Integers correction = sum * -zero;
-        std::memcpy(sums + vector * kWidth, &correction, sizeof correction);
     }
 }
 
+/// Multiplies all tokens with the `count` <= `kRowsAtOnce` rows from `row` on.
 template <int Bits>
 void multiply_by_vector(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t row, int64_t count, float* y,
                         int64_t stride) {
-    if constexpr (kSumsWholeBlocks) {
-        int64_t token = 0;
-        for (; token + 2 <= input.tokens; token += 2) {
-            multiply_group<Bits, 2>(matrix, input, token, row, count, y + token * stride + row, stride);
-        }
-        if (token < input.tokens) {
-            multiply_group<Bits, 1>(matrix, input, token, row, count, y + token * stride + row, stride);
-        }
-    } else {
-        for (int64_t token = 0; token < input.tokens; ++token) {
-            multiply_rows<Bits>(matrix, input, token, row, count, y + token * stride + row);
-        }
+    int64_t token = 0;
+    for (; token + kTokensAtOnce <= input.tokens; token += kTokensAtOnce) {
+        multiply_group<Bits, kTokensAtOnce>(matrix, input, token, row, count, y + token * stride + row, stride);
+    }
+    for (; token < input.tokens; ++token) {
+        multiply_group<Bits, 1>(matrix, input, token, row, count, y + token * stride + row, stride);
+    }
+}
+
+/// Calls `some`(row, count) for every `together` rows.
+template <class Some>
+void for_rows(int64_t first, int64_t last, int64_t together, const Some& some) {
+    for (int64_t row = first; row < last; row += together) {
+        some(row, last - row < together ? last - row : together);
     }
 }
 
 template <int Bits>
 void multiply_as(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
                  int64_t stride) {
-    const int64_t together = input.order == Order::kByVector ? kRowsAtOnce : kPanelRows;
-    for (int64_t row = first; row < last; row += together) {
-        const int64_t count = last - row < together ? last - row : together;
-        if (input.order == Order::kByVector) {
-            multiply_by_vector<Bits>(matrix, input, row, count, y, stride);
-        } else {
-            multiply_panel<Bits>(matrix, input, row, count, y, stride);
-        }
+    if (input.order == Order::kByVector) {
+        for_rows(first, last, kRowsAtOnce,
+                 [&](int64_t row, int64_t count) { multiply_by_vector<Bits>(matrix, input, row, count, y, stride); });
+    } else if (input.tokens <= kNarrowTokens) {
+        for_rows(first, last, kNarrowVectors * kWidth, [&](int64_t row, int64_t count) {
+            multiply_panel<Bits, kNarrowVectors>(matrix, input, row, count, y, stride);
+        });
+    } else {
+        for_rows(first, last, kWideVectors * kWidth, [&](int64_t row, int64_t count) {
+            multiply_panel<Bits, kWideVectors>(matrix, input, row, count, y, stride);
+        });
     }
 }
 

@@ -29,14 +29,11 @@ enum class Order : uint8_t {
     kByPanel,   ///< for many tokens
 };
 
-/// The most sums of levels per block: one for each lane that multiplies a part of the block.
-inline constexpr int64_t kSumsOfBlock = 8;
-
 /// Tokens rounded to 8 bits, with room for padded = padded_blocks(blocks) blocks per token.
 struct RoundedInput {
     int8_t* levels;  ///< [tokens, 32 * padded]
     float* scales;   ///< [tokens, padded]
-    int32_t* sums;   ///< [tokens, 8 * padded], -2^(bits - 1) times the sum of the levels, of each lane or of a block
+    int32_t* sums;   ///< [tokens, padded], -2^(bits - 1) times the sum of a block's levels, or two halves of it
     int64_t tokens;
     int64_t blocks;
     Order order;

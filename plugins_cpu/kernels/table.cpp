@@ -30,7 +30,6 @@ const Kernels kTable{
     .rotate = rotate,
     .round_input = round_input,
     .multiply = multiply,
-    .few_tokens = kFewTokens,
     .rank_pages = rank_pages,
     .observe = observe,
     .prefill = &kPrefill,

@@ -334,7 +334,7 @@ protected:
                   const std::vector<Product>& products) const override {
         const int64_t blocks = in / kQuantisedBlock, pairs = batch.back().first + batch.back().count;
         const Rounded rounded(wide_ ? 2 * pairs : pairs, blocks);
-        const Order order = order_of(set, average(call));
+        const Order order = order_of(average(call));
         by_rounding(call, batch, [&](const Piece& piece, int64_t first, int64_t last) {
             const float* const rows = x + piece.first * in;
             if (wide_) {

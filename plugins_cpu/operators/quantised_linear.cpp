@@ -44,7 +44,7 @@ public:
                                      .bits = bits_};
         const float* const x = call.input<float>(0);
         float* const y = call.output<float>(0);
-        const Order order = order_of(set, tokens);
+        const Order order = order_of(tokens);
         const int64_t at_once = std::min(tokens, wide_ ? kTokensAtOnce / 2 : kTokensAtOnce);
         const Rounded rounded(wide_ ? 2 * at_once : at_once, matrix.blocks);
         for (int64_t first = 0; first < tokens; first += at_once) {

@@ -116,12 +116,12 @@ def test_the_input_is_rounded_to_8_bits_by_blocks(library: Path, instructions: s
 
 @WIDE
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_token_is_the_same_alone_and_among_a_few_and_on_any_threads(
+def test_a_token_is_the_same_alone_and_among_others_and_on_any_threads(
     library: Path, instructions: str, bits: int, wide: bool
 ) -> None:
-    """AVX2 adds a block's products before it scales them, by vector as by panel: there, any number is a few."""
+    """By vector as by panel, a block's products are added before they are scaled."""
     packed, scales = matrix(5, 300, 672, bits)
-    x = normal(6, 37 if instructions == "avx2" else 8, 672)
+    x = normal(6, 37, 672)
     one, two = (NativeNode(BODY, attributes(672, 300, bits, wide=wide), library, threads) for threads in (1, 2))
     together = one(x, packed, scales)["y"]
     np.testing.assert_array_equal(two(x, packed, scales)["y"], together)
