@@ -7,16 +7,19 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-/// The most heads that share each load of a row. Exact rows need no widening, and fewer heads leave room for more rows.
+/// The most heads that share each load of a row. Exact rows need no widening, and with fewer heads there is room for more
+/// rows: that pays where registers are few.
 template <VectorFormat Format>
-constexpr int kMostHeads = Format != VectorFormat::kExact ? 4
-                           : kWidth == 8                  ? 2
-                                                          : 1;
+constexpr int kMostHeads = Format == VectorFormat::kExact ? kWidth / 4 : 4;
 
 /// Vectors of channels that are weighed at once. The sums of two of them and four heads leave room in 16 registers to
 /// widen codes; exact rows need none.
 template <VectorFormat Format>
 constexpr int kVectorsAtOnce = kWidth == 16 || Format == VectorFormat::kExact ? 4 : 2;
+
+/// Bytes from a row that is read in order to the row that is prefetched: the processor's own prefetcher stops at the end
+/// of a page, and begins late in the next.
+constexpr int64_t kAhead = 8192;
 
 /// Calls work<heads>(first head) for all heads, several at a time.
 template <int Heads, class Work>
@@ -59,15 +62,26 @@ inline Vector scores_of_block(const float* query, int64_t query_width, const Row
     return sum_each(sums);
 }
 
-/// scores[head, token] of `Heads` heads, of which `width` floats are written; `before` prepares the next tokens.
-template <VectorFormat Format, int Heads, class Before>
-void score_heads(const Table& keys, int64_t count, const float* query, int64_t query_width, float* scores,
-                 int64_t width, const Before& before) {
+/// Prefetches while the key of a token is read: its value if tokens are listed, their keys being prefetched beforehand;
+/// in order a later key, and the first values after the last key.
+KVC_PREFETCHES inline void prefetch_beside(const Table& keys, const Table& values, int64_t count, int64_t token) {
+    if (keys.tokens != nullptr) {
+        if (token < count) prefetch_row(values, token);
+        return;
+    }
+    const int64_t later = token + kAhead / keys.stride;
+    later < count ? prefetch_row(keys, later) : prefetch_row(values, later - count);
+}
+
+/// scores[head, token] of `Heads` heads, of which `width` floats are written. Rows are prefetched if `values` are given.
+template <VectorFormat Format, int Heads>
+void score_heads(const Table& keys, const Table* values, int64_t count, const float* query, int64_t query_width,
+                 float* scores, int64_t width) {
     constexpr int kRows = kWidth / Heads;
     for (int64_t start = 0; start < width; start += kRows) {
         Row rows[kRows];
         for (int row = 0; row < kRows; ++row) rows[row] = row_of(keys, start + row < count ? start + row : count - 1);
-        for (int64_t token = start; token < start + kRows && token < count; ++token) before(token);
+        for (int row = 0; values != nullptr && row < kRows; ++row) prefetch_beside(keys, *values, count, start + row);
         const Vector made = scores_of_block<Format, Heads>(query, query_width, rows, keys.vectors.head_size);
         for (int head = 0; head < Heads; ++head) {
             std::memcpy(scores + head * width + start, reinterpret_cast<const float*>(&made) + head * kRows,
@@ -99,8 +113,7 @@ void score(const AttendCall& call, const float* plain, float* query, float* scor
         }
     }
     const Table keys = open_table<Format>(call.keys, call.tokens, call.count, scratch);
-    const bool scattered = call.tokens != nullptr;  // the processor prefetches slots that are read in order
-    for (int64_t token = 0; scattered && token < call.count; ++token) prefetch_row(keys, token);
+    for (int64_t token = 0; call.tokens != nullptr && token < call.count; ++token) prefetch_row(keys, token);
     const Table values{.vectors = call.values,
                        .tokens = call.tokens,
                        .scales = nullptr,
@@ -108,10 +121,8 @@ void score(const AttendCall& call, const float* plain, float* query, float* scor
                        .groups = 0,
                        .stride = bytes_of_codes(call.values.format, size)};
     by_heads<kMostHeads<Format>>(0, call.group, [&]<int Heads>(int64_t head) {
-        score_heads<Format, Heads>(keys, call.count, query + head * query_width, query_width, scores + head * width,
-                                   width, [&](int64_t token) {
-                                       if (scattered && head == 0) prefetch_row(values, token);
-                                   });
+        score_heads<Format, Heads>(keys, head == 0 ? &values : nullptr, call.count, query + head * query_width,
+                                   query_width, scores + head * width, width);
     });
     if constexpr (kScalesSums<Format>) {
         multiply_tokens(scores, call.group, width, keys.scales, call.count, kCodeUnit<Format>);
@@ -143,6 +154,7 @@ inline void weigh_block(const Table& values, int64_t count, const float* weights
     Vector sums[Heads][Parts] = {};
     for (int64_t token = 0; token < count; ++token) {
         Vector parts[Parts];
+        if (values.tokens == nullptr) prefetch_row(values, token + kAhead / values.stride);
         load_parts(row_of(values, token), parts);
         for (int head = 0; head < Heads; ++head) {
             const float weight = weights[head * width + token];

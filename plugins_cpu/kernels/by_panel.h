@@ -87,7 +87,7 @@ void unpack_panel(const QuantisedMatrix& matrix, const PanelPart& part, Panel<Ve
 
 /// Prefetches as much of the next panel as it has in a block; its rows follow each other in memory.
 template <int Bits, int Vectors>
-inline void prefetch_next(const QuantisedMatrix& matrix, const PanelPart& part, int64_t block) {
+KVC_PREFETCHES inline void prefetch_next(const QuantisedMatrix& matrix, const PanelPart& part, int64_t block) {
     constexpr int rows = Vectors * kWidth, bytes = rows * 4 * Bits;
     const int64_t place = (part.first_row + rows) * matrix.blocks + (part.first_block + block) * rows;
     for (int offset = 0; offset < bytes; offset += kLine) {

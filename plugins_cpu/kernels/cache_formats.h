@@ -194,6 +194,21 @@ static inline void widen_exponents(const uint8_t* source, const int32_t* tokens,
     }
 }
 
+#if defined(__F16C__)
+/// Widens `Count` <= 4 float16 numbers of each listed token. They go through a general register: a vector that is loaded
+/// from where a part of it was just stored waits for the store.
+template <int Count>
+static inline void widen_listed(const uint8_t* source, const int32_t* tokens, int64_t count, float* target) {
+    static_assert(Count <= 4);
+    for (int64_t number = 0; number < count; ++number) {
+        int64_t halves = 0;
+        std::memcpy(&halves, source + tokens[number] * int64_t{2 * Count}, 2 * Count);
+        const __m128 made = _mm_cvtph_ps(_mm_cvtsi64_si128(halves));
+        std::memcpy(target + number * Count, &made, Count * sizeof(float));
+    }
+}
+#endif
+
 /// Widens `width` float16 numbers of each of `count` tokens: of the listed ones, or of the first ones.
 static inline void widen_halves(const uint8_t* source, const int32_t* tokens, int64_t count, int64_t width,
                                 float* target) {
@@ -210,6 +225,10 @@ static inline void widen_halves(const uint8_t* source, const int32_t* tokens, in
         store_first(to + place, widened(halves), numbers - place);
     };
     if (tokens == nullptr) return widen(source, count * width, target);
+#if defined(__F16C__)
+    if (width == 2) return widen_listed<2>(source, tokens, count, target);
+    if (width == 4) return widen_listed<4>(source, tokens, count, target);
+#endif
     if (width > 1) {
         for (int64_t number = 0; number < count; ++number) {
             widen(source + tokens[number] * width * 2, width, target + number * width);
@@ -259,7 +278,7 @@ static inline Row row_of(const Table& table, int64_t number) {
 }
 
 /// Prefetches the codes of a token; an address outside of any memory does no harm.
-static inline void prefetch_row(const Table& table, int64_t number) {
+KVC_PREFETCHES static inline void prefetch_row(const Table& table, int64_t number) {
     constexpr int64_t kLine = 64;
     const uint8_t* const codes = row_of(table, number).codes;
     for (int64_t offset = 0; offset < table.stride; offset += kLine) __builtin_prefetch(codes + offset);

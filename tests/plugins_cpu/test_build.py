@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import zipfile
 from pathlib import Path
@@ -51,6 +52,26 @@ def test_code_is_never_merged_even_without_inlining(source: str, tmp_path: Path)
     options = ["-std=c++20", "-O0", "-fno-inline", "-DKVC_TARGET=portable", f"-I{KERNELS.parent}"]
     subprocess.run(["c++", *options, "-c", str(KERNELS / source), "-o", str(made)], check=True)
     assert [name for kind, name in symbols(made, "-C") if kind in "WVu"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86-64 machine code")
+@pytest.mark.parametrize(
+    ("source", "function", "least"),
+    [("attend", "score<", 2), ("attend", "weigh<", 1), ("quantised", "multiply_panel<", 1)],
+)
+def test_the_compiler_drops_no_prefetch(library: Path, source: str, function: str, least: int) -> None:
+    """It takes a function that only prefetches for one without effect. Scores prefetch keys and values."""
+    folder = library.parent if library.is_relative_to(build.ROOT) else build.ROOT / "build"
+    objects = list(folder.glob(f"**/kvc_cpu_*.dir/**/{source}.cpp.o"))
+    assert objects
+    for path in objects:
+        command = ["objdump", "--disassemble", "--demangle", "--no-show-raw-insn", str(path)]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found = {text.partition(":\n")[0]: text.count("prefetch") for text in code.split("\n\n") if function in text}
+        kept = {name: count for name, count in found.items() if f"::{function}" in name}
+        assert kept, path
+        assert min(kept.values()) >= least, (path, kept)
 
 
 @pytest.mark.slow
