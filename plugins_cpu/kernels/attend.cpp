@@ -17,10 +17,6 @@ constexpr int kMostHeads = Format == VectorFormat::kExact ? kWidth / 4 : 4;
 template <VectorFormat Format>
 constexpr int kVectorsAtOnce = kWidth == 16 || Format == VectorFormat::kExact ? 4 : 2;
 
-/// Bytes from a row that is read in order to the row that is prefetched: the processor's own prefetcher stops at the end
-/// of a page, and begins late in the next.
-constexpr int64_t kAhead = 8192;
-
 /// Calls work<heads>(first head) for all heads, several at a time.
 template <int Heads, class Work>
 inline void by_heads(int64_t first, int64_t group, const Work& work) {
@@ -69,7 +65,7 @@ KVC_PREFETCHES inline void prefetch_beside(const Table& keys, const Table& value
         if (token < count) prefetch_row(values, token);
         return;
     }
-    const int64_t later = token + kAhead / keys.stride;
+    const int64_t later = token + keys.ahead;
     later < count ? prefetch_row(keys, later) : prefetch_row(values, later - count);
 }
 
@@ -114,12 +110,7 @@ void score(const AttendCall& call, const float* plain, float* query, float* scor
     }
     const Table keys = open_table<Format>(call.keys, call.tokens, call.count, scratch);
     for (int64_t token = 0; call.tokens != nullptr && token < call.count; ++token) prefetch_row(keys, token);
-    const Table values{.vectors = call.values,
-                       .tokens = call.tokens,
-                       .scales = nullptr,
-                       .minima = nullptr,
-                       .groups = 0,
-                       .stride = bytes_of_codes(call.values.format, size)};
+    const Table values = table_of_codes(call.values, call.tokens);
     by_heads<kMostHeads<Format>>(0, call.group, [&]<int Heads>(int64_t head) {
         score_heads<Format, Heads>(keys, head == 0 ? &values : nullptr, call.count, query + head * query_width,
                                    query_width, scores + head * width, width);
@@ -154,7 +145,7 @@ inline void weigh_block(const Table& values, int64_t count, const float* weights
     Vector sums[Heads][Parts] = {};
     for (int64_t token = 0; token < count; ++token) {
         Vector parts[Parts];
-        if (values.tokens == nullptr) prefetch_row(values, token + kAhead / values.stride);
+        if (values.tokens == nullptr) prefetch_row(values, token + values.ahead);
         load_parts(row_of(values, token), parts);
         for (int head = 0; head < Heads; ++head) {
             const float weight = weights[head * width + token];

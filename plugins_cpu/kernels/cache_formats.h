@@ -254,12 +254,29 @@ struct Table {
     const float* scales;    ///< [count, groups]; null in kExact
     const float* minima;    ///< [count, groups] in kInt4
     int64_t groups, stride;
+    int64_t ahead;  ///< tokens from one that is read in order to the one that is prefetched
 };
+
+/// Bytes of codes from a vector that is read in order to the one that is prefetched: the processor's own prefetcher stops
+/// at the end of a page, and begins late in the next.
+inline constexpr int64_t kAhead = 8192;
+
+/// A table of codes alone.
+static inline Table table_of_codes(const Vectors& vectors, const int32_t* tokens) {
+    const int64_t stride = bytes_of_codes(vectors.format, vectors.head_size);
+    return {.vectors = vectors,
+            .tokens = tokens,
+            .scales = nullptr,
+            .minima = nullptr,
+            .groups = 0,
+            .stride = stride,
+            .ahead = kAhead / stride};
+}
 
 /// Opens a table of `count` tokens; `scratch` has room for numbers_scratch(count, head_size) floats.
 template <VectorFormat Format>
 static inline Table open_table(const Vectors& vectors, const int32_t* tokens, int64_t count, float* scratch) {
-    const int64_t groups = groups_of(Format, vectors.head_size), stride = bytes_of_codes(Format, vectors.head_size);
+    const int64_t groups = groups_of(Format, vectors.head_size);
     float* const minima = scratch + count * groups;
     if constexpr (Format == VectorFormat::kFp8) {
         widen_exponents(vectors.scales, tokens, count, scratch);
@@ -268,7 +285,11 @@ static inline Table open_table(const Vectors& vectors, const int32_t* tokens, in
         widen_halves(vectors.scales, tokens, count, groups, scratch);
     }
     if constexpr (Format == VectorFormat::kInt4) widen_halves(vectors.minima, tokens, count, groups, minima);
-    return {vectors, tokens, scratch, minima, groups, stride};
+    Table made = table_of_codes(vectors, tokens);
+    made.scales = scratch;
+    made.minima = minima;
+    made.groups = groups;
+    return made;
 }
 
 static inline Row row_of(const Table& table, int64_t number) {
