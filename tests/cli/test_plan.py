@@ -358,7 +358,7 @@ def test_linear_layers_are_there_without_a_cache(capsys):
 
 def test_a_plan_says_that_every_layer_keeps_its_window(capsys):
     command = ["plan", "--model", "mistral-7b-v0.1", "--policy", "full", "--max-output-len", "128", "--max-input-len"]
-    said = "32 of 32 layers slide and keep their window of 4096 tokens exactly"
+    said = "32 of 32 layers slide and keep their window of 4,096 tokens exactly"
     assert run([*command, "3968"]) == 0
     printed = capsys.readouterr().out
     assert said not in printed
