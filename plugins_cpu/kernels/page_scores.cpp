@@ -10,14 +10,17 @@ namespace kvc::KVC_TARGET {
 namespace {
 
 float magnitude(float value) { return value < 0.0f ? -value : value; }
+Vector magnitude(Vector value) { return value < Vector{} ? -value : value; }
 
 /// Finds the channels where |query| summed over the group is largest, ascending.
 void choose_channels(const PageScoreCall& call, int32_t* ranks, int32_t* channels) {
-    for (int64_t channel = 0; channel < call.head_size; ++channel) {
-        float sum = 0.0f;
-        for (int64_t head = 0; head < call.group; ++head) sum += magnitude(call.query[head * call.head_size + channel]);
-        ranks[channel] = rank_of(sum);
-    }
+    by_vector(call.head_size, [&](int64_t channel, int64_t count) {
+        Vector sum{};
+        for (int64_t head = 0; head < call.group; ++head) {
+            sum += magnitude(load_some(call.query + head * call.head_size + channel, count));
+        }
+        store_ranks(ranks + channel, ranks_of(sum), count);
+    });
     take_best({.ranks = ranks, .items = call.head_size, .weight = 1, .last_weight = 1}, call.channels, channels);
 }
 
@@ -25,15 +28,24 @@ void choose_channels(const PageScoreCall& call, int32_t* ranks, int32_t* channel
 /// head's temperature. rows[i] becomes the row of the bounds.
 void prepare_query(const PageScoreCall& call, int32_t* rows, float* signed_query) {
     const int64_t size = call.head_size, count = call.channels;
-    for (int64_t head = 0; head < call.group; ++head) {
-        const float* const query = call.query + head * size;
-        float covered = 0.0f, whole = 0.0f;
-        for (int64_t index = 0; index < count; ++index) covered += magnitude(query[rows[index]]);
-        for (int64_t channel = 0; channel < size; ++channel) whole += magnitude(query[channel]);
-        const float share = covered > 0.0f ? covered / whole : 1.0f;
-        const float temperature = __builtin_sqrtf(share * static_cast<float>(size));
+    // Each sum waits for the one before, so those of a few heads take turns.
+    constexpr int64_t together = 4;
+    for (int64_t first = 0; first < call.group; first += together) {
+        const int64_t heads = call.group - first < together ? call.group - first : together;
+        const float* const query = call.query + first * size;
+        float covered[together] = {}, whole[together] = {};
         for (int64_t index = 0; index < count; ++index) {
-            signed_query[head * count + index] = query[rows[index]] / temperature;
+            for (int64_t head = 0; head < heads; ++head) covered[head] += magnitude(query[head * size + rows[index]]);
+        }
+        for (int64_t channel = 0; channel < size; ++channel) {
+            for (int64_t head = 0; head < heads; ++head) whole[head] += magnitude(query[head * size + channel]);
+        }
+        for (int64_t head = 0; head < heads; ++head) {
+            const float share = covered[head] > 0.0f ? covered[head] / whole[head] : 1.0f;
+            const float temperature = __builtin_sqrtf(share * static_cast<float>(size));
+            float* const target = signed_query + (first + head) * count;
+            for (int64_t index = 0; index < count; ++index)
+                target[index] = query[head * size + rows[index]] / temperature;
         }
     }
     for (int64_t index = 0; index < count; ++index) {
@@ -143,7 +155,7 @@ void rank_pages(const PageScoreCall& call, int32_t* ranks) {
     for (int64_t page = 0; page < width; page += kWidth) {
         Vector score{};
         for (head = 0; head < call.group; ++head) score += load(at(head) + page) * factors[head];
-        for (int lane = 0; lane < kWidth && page + lane < used; ++lane) ranks[page + lane] = rank_of(score[lane]);
+        store_ranks(ranks + page, ranks_of(score), used - page < kWidth ? used - page : kWidth);
     }
 }
 
