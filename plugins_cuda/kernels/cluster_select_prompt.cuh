@@ -5,12 +5,11 @@
 // Source and semantics: those of select_prompt, and its results.
 //
 // Digits have 11 bits (cluster_select.cuh): at most three passes. In each, a block writes its counts, 16 bits a bin, into
-// every block: 4 KiB. A buffer serves every second pass, for a block may be a pass ahead of another: it writes counts as
-// soon as it has its threshold's digit, which the other may still look for. It is no further ahead, as the barrier of a
-// pass is behind the last one's digit.
+// every block: 4 KiB, into an inbox of the pass (cluster_inbox.cuh). A buffer serves every second pass, for a block may be a
+// pass ahead of another: it sends counts as soon as it has its threshold's digit, which the other may still look for. It
+// is no further ahead, as no block sends a pass's counts before it has the last one's digit.
 //
-// Barriers of the cluster: one for "every block has begun", which is waited for while the keys are on their way; one in
-// each pass; one behind the shares of warps: from there on no block writes into another one.
+// Barrier of the cluster: one for "every block has begun", which is waited for while the keys are on their way.
 //
 // Contention: pooled votes are equal in runs, and lanes that add 1 to one bin are one addition (ATOMS.POPC.INC), so there
 // is one copy of the histogram.
@@ -23,6 +22,7 @@
 #include <cstdint>
 
 #include "kernels/cluster.cuh"
+#include "kernels/cluster_inbox.cuh"
 #include "kernels/cluster_select.cuh"
 #include "kernels/pool_select.cuh"
 
@@ -77,9 +77,22 @@ struct PromptSelection {
     using Exchange = PromptExchange<kThreads>;
     static constexpr int kWarps = Exchange::kWarps;
     static constexpr int kWords = kGroupBins / 2;  // of a group's counts
+    static constexpr int kInboxes = kWidePasses + 1;
 
     SharedSpan<uint32_t> histogram;   // [kWideBins], of the block's own keys
     SharedSpan<uint32_t> group_sums;  // [kRadixBins]: of all blocks' keys, the highest group first
+    SharedSpan<uint64_t> counters;    // [kInboxes]: of the counts of each pass, and of shares
+
+    // Called ahead of a barrier of the cluster.
+    __device__ __forceinline__ void open_inboxes() const {
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 0; i < kInboxes; ++i) {
+                inbox(i).make();
+            }
+            fence_inboxes();
+        }
+    }
 
     __device__ __forceinline__ void clear_histogram() const {
         if (const auto group = static_cast<int32_t>(threadIdx.x); group < kRadixBins) {
@@ -103,8 +116,8 @@ struct PromptSelection {
                 }
             }
             __syncthreads();
-            publish_counts(pass);
-            synchronize_cluster();
+            send_counts(pass);
+            inbox(pass).wait();
             add_up(pass);
             __syncthreads();
             const auto group = static_cast<int32_t>(take_digit(group_sums, quota));
@@ -117,7 +130,7 @@ struct PromptSelection {
         return {prefix, quota, mask};
     }
 
-    // Writes the selected positions into the first slots of `indices`, in ascending order. A barrier of the cluster.
+    // Writes the selected positions into the first slots of `indices`, in ascending order.
     template <int kKeys>
     __device__ __forceinline__ void emit(const PromptKeys<kKeys>& keys, const Threshold& threshold,
                                          int32_t* indices) const {
@@ -154,13 +167,23 @@ struct PromptSelection {
     }
 
 private:
-    // The totals of the warps before this one, in the blocks before its own too. A barrier of the cluster.
+    __device__ __forceinline__ Inbox inbox(int number) const { return {counters.part(number, 1)}; }
+
+    // What this block gets: the others may send before.
+    __device__ __forceinline__ void expect(int number, int bytes) const {
+        if (threadIdx.x == 0) {
+            inbox(number).expect(static_cast<uint32_t>(bytes));
+        }
+    }
+
+    // The totals of the warps before this one, in the blocks before its own too.
     __device__ __forceinline__ Share share_before_warp(uint32_t of_warp) const {
         const int32_t lane = lane_index(), number = cluster_rank() * kWarps + warp_index();
+        expect(kWidePasses, kClusterBlocks * kWarps * static_cast<int>(sizeof(uint32_t)));
         if (lane < kClusterBlocks) {
-            shares().of_block(lane)[number] = of_warp;
+            inbox(kWidePasses).outgoing(shares(), lane)[number] = of_warp;
         }
-        synchronize_cluster();
+        inbox(kWidePasses).wait();
         Share before;
 #pragma unroll
         for (int32_t first = 0; first < kClusterBlocks * kWarps; first += kWarpSize) {
@@ -172,8 +195,9 @@ private:
         return {warp_sum(before.larger), warp_sum(before.equal)};
     }
 
-    // Writes this block's counts into every block, and clears them for the next pass.
-    __device__ __forceinline__ void publish_counts(int32_t pass) const {
+    // Sends this block's counts to every block, and clears them for the next pass.
+    __device__ __forceinline__ void send_counts(int32_t pass) const {
+        expect(pass, Exchange::kVectors * static_cast<int>(sizeof(uint4)));
         const auto group = static_cast<int32_t>(threadIdx.x);
         if (group >= kRadixBins) {
             return;
@@ -185,7 +209,7 @@ private:
                              upper.z | upper.w << 16};
 #pragma unroll
         for (int rank = 0; rank < kClusterBlocks; ++rank) {
-            counts(pass).of_block(rank)[cluster_rank() * kRadixBins + group] = words;
+            inbox(pass).outgoing(counts(pass), rank)[cluster_rank() * kRadixBins + group] = words;
         }
     }
 
@@ -254,12 +278,14 @@ __global__ void __launch_bounds__(kThreads, 1) select_prompt_in_cluster(const Po
     if constexpr (platform::kHasClusters) {
         KVC_SHARED(uint32_t, histogram, kWideBins);
         KVC_SHARED(uint32_t, group_sums, kRadixBins);
+        KVC_SHARED(uint64_t, counters, PromptSelection<kThreads>::kInboxes);
         const KeptTokens of(params, blockIdx.z);
         const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
         int32_t* indices = params.indices + head * params.capacity;
         if (of.chosen > 0) {  // the same in all blocks: it depends on the row alone
+            const PromptSelection<kThreads> selection = {histogram, group_sums, counters};
+            selection.open_inboxes();
             announce_to_cluster();
-            const PromptSelection<kThreads> selection = {histogram, group_sums};
             const uint32_t* row = params.keys + head * params.key_stride;
             const auto keys = PromptKeys<kKeys>::template of<kThreads>(row, of.votes);
             selection.clear_histogram();

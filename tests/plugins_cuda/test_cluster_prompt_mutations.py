@@ -14,19 +14,30 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "kernels/cluster_select_prompt.cuh"
-BARRIERS = ("__syncthreads();", "synchronize_cluster();", "announce_to_cluster();", "wait_for_cluster();")
+BARRIERS = ("__syncthreads();", "announce_to_cluster();", "wait_for_cluster();", ").wait();", "fence_inboxes();")
 OWN_RANK = "; ++rank) {\n            "
 MUTATIONS = (
     Mutation("control", PROMPT, "if (of.chosen > 0) {", "if (0 < of.chosen) {"),
     Mutation("without_the_announcement", PROMPT, "announce_to_cluster();", ""),
     Mutation("without_the_wait_for_the_blocks", PROMPT, "wait_for_cluster();", ""),
     Mutation("without_the_barrier_behind_the_clearing", PROMPT, "__syncthreads();\n            selection", "selection"),
-    Mutation("without_the_barrier_behind_the_counts", PROMPT, "__syncthreads();\n            publish", "publish"),
+    Mutation("without_the_barrier_behind_the_counts", PROMPT, "__syncthreads();\n            send", "send"),
+    Mutation("without_the_wait_for_the_counts", PROMPT, "inbox(pass).wait();", ""),
+    Mutation("without_the_fence_behind_the_inboxes", PROMPT, "fence_inboxes();", ""),
     Mutation(
-        "without_the_barrier_behind_the_exchange",
+        "passes_share_an_inbox", PROMPT, "{counters.part(number, 1)}", "{counters.part(number == 1 ? 0 : number, 1)}"
+    ),
+    Mutation(
+        "counts_of_one_block_are_not_expected",
         PROMPT,
-        "synchronize_cluster();\n            add_up",
-        "__syncthreads();\n            add_up",
+        "expect(pass, Exchange::kVectors *",
+        "expect(pass, (Exchange::kVectors - kRadixBins) *",
+    ),
+    Mutation(
+        "shares_of_one_block_are_not_expected",
+        PROMPT,
+        "expect(kWidePasses, kClusterBlocks *",
+        "expect(kWidePasses, (kClusterBlocks - 1) *",
     ),
     Mutation(
         "without_the_barrier_behind_the_sums",
@@ -34,20 +45,15 @@ MUTATIONS = (
         "__syncthreads();\n            const auto group",
         "const auto group",
     ),
-    Mutation(
-        "without_the_barrier_behind_the_shares",
-        PROMPT,
-        "synchronize_cluster();\n        Share before",
-        "__syncthreads();\n        Share before",
-    ),
+    Mutation("without_the_wait_for_the_shares", PROMPT, "inbox(kWidePasses).wait();", ""),
     Mutation("passes_share_a_buffer", PROMPT, "pass % 2 * Exchange::kVectors", "0 * pass * Exchange::kVectors"),
     Mutation("counts_are_not_cleared", PROMPT, "clear_group(group);\n        const uint4 words", "const uint4 words"),
     Mutation("half_of_the_bins_are_cleared", PROMPT, "group < kRadixBins) {", "group < kRadixBins / 2) {"),
     Mutation(
         "counts_for_the_first_blocks_alone",
         PROMPT,
-        f"kClusterBlocks{OWN_RANK}counts(pass).of_block",
-        f"5{OWN_RANK}counts(pass).of_block",
+        f"kClusterBlocks{OWN_RANK}inbox(pass).outgoing",
+        f"5{OWN_RANK}inbox(pass).outgoing",
     ),
     Mutation(
         "counts_where_the_first_block_has_its_own",
@@ -92,7 +98,7 @@ MUTATIONS = (
     ),
     Mutation("the_own_warp_is_counted", PROMPT, "if (first + lane < number) {", "if (first + lane <= number) {"),
     Mutation("the_first_warps_are_counted", PROMPT, "first < kClusterBlocks * kWarps", "first < kWarps"),
-    Mutation("shares_for_the_first_block_alone", PROMPT, "shares().of_block(lane)", "shares().of_block(0)"),
+    Mutation("shares_for_the_first_block_alone", PROMPT, "outgoing(shares(), lane)", "outgoing(shares(), 0)"),
     Mutation("ties_of_all_blocks", PROMPT, "ties = threshold.ties - before.equal", "ties = threshold.ties"),
     Mutation(
         "the_first_ties_are_lost",
