@@ -51,7 +51,7 @@ def document(codes: Sequence[KernelCode], launches: dict[tuple[str, int], list[L
         "",
         "## Launches",
         "One layer of Llama-3.1-8B (32 query heads, 8 KV heads of 128), bf16,",
-        f"context {CONTEXT}, token budget {BUDGET}, as on sm_80: later ones launch cluster_step for few rows.",
+        f"context {CONTEXT}, token budget {BUDGET}, as on sm_80; later ones launch clusters for few rows and prompts.",
         "*CTAs/SM*: how many fit by registers, threads and shared memory,",
         "at the batch that needs most of the latter.",
         f"*Floor*, on {' / '.join(gpu.name for gpu in HOPPER)}: the bytes that the kernel must move over the",

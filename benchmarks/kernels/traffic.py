@@ -17,6 +17,8 @@ FLOAT, INDEX = 4, 4
 _SELECTION = ("prepare_step", "page_scores", "select_tokens")
 FUSED = {"score_and_select": _SELECTION, "cluster_step": (*_SELECTION, "sparse_attention")}
 """Kernels that stand for several: the values that those pass to each other never leave the multiprocessors."""
+ALIKE = {"select_prompt_in_cluster": "select_prompt"}
+"""Kernels that stand for one, and move the same bytes."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def call_traffic(operation: str, case: Case) -> Traffic:
 def launch_traffic(operation: str, case: Case, kernel: str) -> Traffic:
     """One launch of a call, also of a kernel that stands for several; nothing where it only reduces intermediates."""
     kernels, between = kernel_traffic(operation, case), _intermediate_bytes(case)
-    total = kernels.get(kernel, Traffic(0))
+    total = kernels.get(ALIKE.get(kernel, kernel), Traffic(0))
     for part in FUSED.get(kernel, ()):
         total += Traffic(kernels[part].bytes - between.get(part, 0), kernels[part].flops)
     return total

@@ -19,7 +19,7 @@ _REGISTER = re.compile(r"\b(U?[RP])(\d+)(\.64|\.128)?")
 _WITHOUT_RESULT = frozenset(
     ("STG", "STS", "STL", "ST", "STSM", "RED", "BAR", "BRA", "EXIT", "MEMBAR", "BSSY", "BSYNC", "DEPBAR", "LDGDEPBAR",
      "LDGSTS", "WARPSYNC", "NOP", "ERRBAR", "CCTL", "PREEXIT", "ACQBULK", "CALL", "RET", "YIELD", "UCGABAR_ARV",
-     "UCGABAR_WAIT")
+     "UCGABAR_WAIT", "STAS")
 )  # fmt: skip
 _WAITS_FOR_ALL = frozenset(("DEPBAR", "ACQBULK"))
 _COPY = "copy"
@@ -138,6 +138,8 @@ def latency(instruction: Instruction) -> float:
     if instruction.name in ("LDG", "LDGSTS", "ATOMG", "ATOM"):
         wide = instruction.name == "LDGSTS" or "128" in instruction.opcode.split(".")
         return hardware.LOADED_LATENCY * (hardware.DEVICE_LATENCY if wide else hardware.L2_LATENCY)
+    if instruction.waits_for_bytes:
+        return hardware.BYTES_LATENCY
     return hardware.LATENCY.get(instruction.name, hardware.ARITHMETIC_LATENCY)
 
 
@@ -180,7 +182,7 @@ def _read_width(instruction: Instruction, number: int) -> int:
     if instruction.name == "HMMA":
         return (4, 2, 4)[min(number, 2)]
     modifiers = set(instruction.opcode.split("."))
-    if instruction.name in ("STG", "STS", "ST") and number == 1:
+    if instruction.name in ("STG", "STS", "ST", "STAS") and number == 1:
         return 4 if "128" in modifiers else 2 if "64" in modifiers else 1
     return 2 if "WIDE" in modifiers and number == 2 else 1
 

@@ -19,6 +19,8 @@ CERTAIN = frozenset(("SHFL", "HMMA", "BAR", "VOTE", "MATCH", "ATOMS", "LDGSTS"))
 """Operations of which one in the source is one in the SASS."""
 CLUSTER_BARRIER = frozenset(("UCGABAR_ARV", "UCGABAR_WAIT"))
 ACCESSES = frozenset(("LDG", "STG", "LDS", "STS"))
+ASKING = frozenset(("SYNCS", "CCTL", "BRA", "NOP"))
+"""Instructions of a loop that asks an mbarrier again."""
 FEWEST_TOGETHER = 3
 """Rounds that the compiler takes together unasked are four, as a rule."""
 
@@ -153,13 +155,23 @@ class Frequencies:
                 ratios.append(number * rounds / innermost)
         return ratios
 
+    def _asks_again(self, loop: SassLoop) -> bool:
+        """Return True if the loop repeats a question for bytes that stands before it: the first one waits for them."""
+        if not {one.name for one in self._instructions(loop.blocks)} <= ASKING:
+            return False
+        asked = {one.frames for one in self._instructions(loop.blocks) if one.waits_for_bytes}
+        before = self._instructions(self.kernel.dominators[loop.head] - loop.blocks)
+        return any(one.waits_for_bytes and one.frames in asked for one in before)
+
     def _copies(self, loop: SassLoop) -> list[SassLoop]:
         """Return the compiler's copies of the same loop of the source at the same place."""
         parent = self.kernel.parent(loop)
         return [
             one
             for one in self.kernel.loops
-            if self._source[one] == self._source[loop] and self.kernel.parent(one) == parent
+            if self._source[one] == self._source[loop]
+            and self.kernel.parent(one) == parent
+            and (one == loop or not self._asks_again(one))
         ]
 
     def _rounds(self, loop: SassLoop) -> float:
@@ -172,6 +184,8 @@ class Frequencies:
         around = self._rounds(parent) * self.unrolled(parent) if parent else self.counts.whole
         outer = self._source[parent] if parent else None
         whole = self.counts.rounds(outer) if outer else around
+        if self._asks_again(loop):
+            return 0.0
         if occurrence is None:
             self._note_unmatched(loop)
             return around

@@ -41,7 +41,9 @@ LATENCY = {
     "MEMBAR": 500.0, "ERRBAR": 20.0,  # ASSUMED: a fence for the device waits for the block's stores
     "LD": 190.0, "ST": 0.0,  # HOPPER: shared memory of another block of the cluster, 180 clocks
     "UCGABAR_WAIT": 190.0,  # ASSUMED: a hop of HOPPER; MEMBAR counts what is released before. May be twice as much
+    "STAS": 0.0, "SYNCS": 0.0,
 }  # fmt: skip
+BYTES_LATENCY = 190.0  # ASSUMED: from the last asynchronous store to the end of the wait for it: a hop of HOPPER
 L2_LATENCY = 263.0  # HOPPER
 DEVICE_LATENCY = 479.0  # HOPPER, on HBM2e
 
@@ -51,7 +53,7 @@ UNITS = {
                 "PRMT", "PLOP3", "I2FP"),
     "special": ("MUFU", "F2F", "F2I", "I2F", "POPC", "FLO", "BREV"),
     "memory": ("LDS", "STS", "LDSM", "STSM", "LDG", "STG", "LDGSTS", "ATOMS", "ATOMG", "RED", "SHFL", "LD", "ST",
-               "ATOM", "MATCH"),
+               "STAS", "ATOM", "MATCH"),
     "tensor": ("HMMA",),
 }  # fmt: skip
 RATE = {
@@ -77,7 +79,13 @@ def assumptions() -> dict[str, object]:
         "multiprocessors": MULTIPROCESSORS,
         "issue_per_clock": PEAK_ISSUE * SUSTAINED_ISSUE,
         "units_per_clock": RATE,
-        "latency_clocks": {**LATENCY, "other": ARITHMETIC_LATENCY, "L2": L2_LATENCY, "memory": DEVICE_LATENCY},
+        "latency_clocks": {
+            **LATENCY,
+            "other": ARITHMETIC_LATENCY,
+            "L2": L2_LATENCY,
+            "memory": DEVICE_LATENCY,
+            "bytes": BYTES_LATENCY,
+        },
         "loaded_latency": LOADED_LATENCY,
         "copy_share_of_published_bandwidth": COPY_SHARE,
         "multiprocessor_bytes_per_clock": MULTIPROCESSOR_BYTES,

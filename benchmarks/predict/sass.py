@@ -34,6 +34,11 @@ class Instruction:
         """The opcode without its modifiers."""
         return self.opcode.partition(".")[0]
 
+    @property
+    def waits_for_bytes(self) -> bool:
+        """True if it asks whether a phase of an mbarrier is complete, and waits a while where it is not."""
+        return self.name == "SYNCS" and "PHASECHK" in self.opcode
+
 
 @dataclass
 class SassBlock:

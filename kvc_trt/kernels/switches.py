@@ -54,7 +54,7 @@ class Switch:
 
 
 EARLY_LAUNCH = Switch("KVC_TRT_EARLY_LAUNCH", "launches begin while the one before them still runs", True)
-CLUSTERS = Switch("KVC_TRT_CLUSTERS", "few rows score and select in clusters of blocks", True)
+CLUSTERS = Switch("KVC_TRT_CLUSTERS", "clusters of blocks score and select for few rows, and select from prompts", True)
 CLUSTER_STEP = Switch("KVC_TRT_CLUSTER_STEP", "such clusters also attend, for up to 16 rows", True)
 RING = Switch("KVC_TRT_RING", "attention copies two tiles ahead where blocks are few", True)
 CARVEOUT = Switch("KVC_TRT_CARVEOUT", "kernels ask for as much shared memory as a multiprocessor can have", True)

@@ -56,6 +56,7 @@ void Block::begin(uint3 index) {
     predicates_ = 0;
     live_ = size_;
     shared_.begin_block();
+    mbarriers_.begin_block();
     ready_.clear();
     at_warp_operation_.fill(0);
     for (int i = 0; i < size_; ++i) {
@@ -99,6 +100,7 @@ void Block::end_thread(Thread& thread) {
     --live_;
     if (!thread.copies.empty()) fail("exits without a wait for what cp.async has started");
     if (!thread.has_waited) fail("exits without wait_for_previous_launch");
+    if (is_over()) mbarriers_.check_end();
     cluster_.end_thread(*this, thread);
 }
 

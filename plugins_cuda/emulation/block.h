@@ -9,6 +9,7 @@
 #pragma once
 
 #include "emulation/fiber.h"
+#include "emulation/mbarriers.h"
 #include "emulation/race_detector.h"
 #include "emulation/ready_set.h"
 #include "emulation/shared_memory.h"
@@ -59,7 +60,7 @@ struct PendingCopy {
 };
 
 struct Thread {
-    enum class State : uint8_t { kReady, kAtWarpOperation, kAtBarrier, kAtClusterBarrier, kExited };
+    enum class State : uint8_t { kReady, kAtWarpOperation, kAtBarrier, kAtClusterBarrier, kAtMbarrier, kExited };
 
     explicit Thread(int number_) : number(number_), fiber(static_cast<size_t>(number_)) {}
 
@@ -74,6 +75,7 @@ struct Thread {
     bool has_waited = false;  // for the launch before this one
     uint32_t cluster_arrivals = 0;
     uint32_t cluster_waits = 0;
+    const Mbarrier* mbarrier = nullptr;  // that it waits at
     std::vector<PendingCopy> copies;
     int copy_groups = 0;  // committed so far
     Fiber fiber;
@@ -100,7 +102,7 @@ struct Body {
 
 class Block {
 public:
-    Block(Cluster& cluster, uint32_t rank) : cluster_(cluster), rank_(rank) {}
+    Block(Cluster& cluster, uint32_t rank) : cluster_(cluster), rank_(rank), mbarriers_(*this) {}
 
     void begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule);
     void begin(uint3 index);
@@ -139,6 +141,8 @@ public:
     Cluster& cluster() { return cluster_; }
     SharedMemory& shared() { return shared_; }
     const SharedMemory& shared() const { return shared_; }
+    Mbarriers& mbarriers() { return mbarriers_; }
+    const Mbarriers& mbarriers() const { return mbarriers_; }
     Thread& thread(int number) { return *threads_[number]; }
     Collectives& collectives() { return collectives_; }
     uint64_t switches() const { return switches_; }
@@ -176,6 +180,7 @@ private:
     bool is_own_work_ = false;
     ReadySet ready_;
     SharedMemory shared_;
+    Mbarriers mbarriers_;
     std::array<uint32_t, kMaxThreads / kWarpSize> at_warp_operation_{};  // lanes, by warp
     int live_ = 0;
     int at_barrier_ = 0;

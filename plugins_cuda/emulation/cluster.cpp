@@ -98,16 +98,29 @@ const Block* Cluster::block_at(int rank) const {
     return blocks_[rank].get();
 }
 
+Block& Cluster::receiver(int rank) {
+    block_at(rank);
+    const Block::OwnWork work(*current_block);
+    check_exists(*blocks_[rank]);
+    return *blocks_[rank];
+}
+
+void Cluster::check_exists(const Block& owner) const {
+    Block& block = *current_block;
+    if (&owner == &block) return;
+    const auto fail = [&](const char* why) {
+        block.fail("accesses shared memory of block number " + std::to_string(first_number_ + owner.rank()) + why);
+    };
+    if (block.self().cluster_waits == 0) fail(" before a barrier of the cluster: it may not have begun");
+    if (owner.is_over()) fail(", which has ended");
+}
+
 void Cluster::check_access(const Block& owner) {
     Block& block = *current_block;
     const Block::OwnWork work(block);
     if (&owner == &block) return;
+    check_exists(owner);
     const Thread& thread = block.self();
-    const auto fail = [&](const char* why) {
-        block.fail("accesses shared memory of block number " + std::to_string(first_number_ + owner.rank()) + why);
-    };
-    if (thread.cluster_waits == 0) fail(" before a barrier of the cluster: it may not have begun");
-    if (owner.is_over()) fail(", which has ended");
     // The owner certainly exists until this thread arrives at its next barrier.
     Visits& visits = visits_[owner.rank()];
     if (visits.barriers > thread.cluster_arrivals) return;
@@ -166,7 +179,15 @@ std::string Cluster::explain_deadlock() const {
         const std::string own = blocks_[rank]->explain_deadlock();
         if (!own.empty()) return blocks_[rank]->place() + ": " + own;
     }
-    for (uint32_t rank = 0; rank < size_; ++rank) {  // every remaining thread waits for a barrier of the cluster
+    for (uint32_t rank = 0; rank < size_; ++rank) {  // every remaining thread waits for others of the cluster
+        for (int i = 0; i < blocks_[rank]->size(); ++i) {
+            const Thread& thread = blocks_[rank]->thread(i);
+            if (thread.state != Thread::State::kAtMbarrier) continue;
+            return blocks_[rank]->place() + ": " + blocks_[rank]->describe(thread) + ": " +
+                   blocks_[rank]->mbarriers().explain(*thread.mbarrier);
+        }
+    }
+    for (uint32_t rank = 0; rank < size_; ++rank) {
         for (int i = 0; i < blocks_[rank]->size(); ++i) {
             const Thread& thread = blocks_[rank]->thread(i);
             if (thread.cluster_arrivals > barriers_) continue;

@@ -6,7 +6,8 @@
 //     twice, waits without having arrived, or exits without waiting for a barrier at which it has arrived;
 //   - an access to another block's shared memory before the thread has passed a barrier of the cluster (the block may not
 //     have begun), and one that nothing orders before the block's end, after which its memory may be another's. Both in
-//     every schedule, because they depend on the barriers that the two blocks have passed.
+//     every schedule, because they depend on the barriers that the two blocks have passed;
+//   - mistakes with mbarriers and asynchronous stores (emulation/mbarriers.h).
 #pragma once
 
 #include "emulation/block.h"
@@ -33,8 +34,12 @@ public:
     // `address` is in the running block's shared memory; returns the same place in the block of that rank.
     void* map(const void* address, int rank);
     const Block* block_at(int rank) const;
+    // The block of that rank, into which the running thread may store asynchronously now.
+    Block& receiver(int rank);
     // Fails where the running thread may not access shared memory of `owner` now.
     void check_access(const Block& owner);
+    // The same, of bytes that the owner waits for: its end needs no barrier behind them.
+    void check_exists(const Block& owner) const;
     void end_thread(Block& block, const Thread& thread);
 
     // The block whose shared memory holds the bytes, and the block of a number; null where this cluster has none.
@@ -81,5 +86,16 @@ void announce_at_cluster_barrier(emulation::Site site = emulation::Site::current
 void arrive_at_cluster_barrier(emulation::Site site = emulation::Site::current());
 void wait_at_cluster_barrier(emulation::Site site = emulation::Site::current());
 void* map_to_block(void* shared, int rank);
+void make_mbarrier(uint64_t* mbarrier, uint32_t arrivals);
+void fence_mbarriers();
+void expect_at_mbarrier(uint64_t* mbarrier, uint32_t bytes);
+void wait_at_mbarrier(uint64_t* mbarrier, uint32_t parity, emulation::Site site = emulation::Site::current());
+void store_async_bytes(void* to, uint64_t* mbarrier, int rank, const void* value, size_t bytes);
+
+template <class T>
+void store_async(T* to, uint64_t* mbarrier, int rank, const T& value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+    store_async_bytes(to, mbarrier, rank, &value, sizeof(T));
+}
 
 }  // namespace kvc::platform

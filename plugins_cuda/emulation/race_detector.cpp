@@ -5,6 +5,16 @@
 
 namespace kvc::emulation {
 
+namespace {
+
+void add(const std::vector<uint32_t>& more, std::vector<uint32_t>& to) {
+    for (const uint32_t one : more) {
+        if (std::ranges::find(to, one) == to.end()) to.push_back(one);
+    }
+}
+
+}  // namespace
+
 bool RaceDetector::instrumented = false;
 
 void RaceDetector::begin_launch() {
@@ -17,6 +27,7 @@ void RaceDetector::begin_launch() {
 void RaceDetector::begin_cluster(uint32_t first_block, uint32_t blocks, int threads) {
     first_block_ = first_block;
     releases_.assign(1, false);
+    transactions_.assign(1, {});
     blocks_.resize(blocks);
     const auto count = static_cast<size_t>(threads);
     for (Block& block : blocks_) {
@@ -29,6 +40,10 @@ void RaceDetector::begin_cluster(uint32_t first_block, uint32_t blocks, int thre
         block.waits.assign(count, 0);
         block.all_waited = 0;
         block.arrival_epochs.assign(1, 0);
+        block.arrival_fences.assign(1, {});
+        block.sends.assign(count, 0);
+        block.waited.assign(count, {});
+        block.all_waited_for.clear();
         block.acquired.clear();
     }
 }
@@ -36,6 +51,7 @@ void RaceDetector::begin_cluster(uint32_t first_block, uint32_t blocks, int thre
 RaceDetector::Access RaceDetector::now(Who who, Kind kind) const {
     const Block& block = blocks_[who.rank];
     Access access{first_block_ + who.rank, block.epoch, block.clocks[who.thread]};
+    access.sends = block.sends[who.thread];
     access.fences = block.fences[who.thread] & 0x3ff;
     access.arrivals = block.arrivals[who.thread] & 0x3ff;
     access.thread = static_cast<uint32_t>(who.thread) & 0x3ff;
@@ -85,7 +101,7 @@ void RaceDetector::check(const Access& past, const Access& present, uintptr_t ad
     if (past.block == kNoBlock || found_) return;
     if (shared && !in_cluster(past.block)) return;  // an earlier block's memory in the same place
     if (past.kind == Kind::kAtomic && present.kind == Kind::kAtomic) return;
-    if (!ordered(past, present)) found_ = Race{past, present, reinterpret_cast<const void*>(address), shared};
+    if (!ordered(past, present, shared)) found_ = Race{past, present, reinterpret_cast<const void*>(address), shared};
 }
 
 bool RaceDetector::ordered_in_block(const Access& past, const Access& present) const {
@@ -99,13 +115,29 @@ bool RaceDetector::ordered_in_cluster(const Access& past, const Access& present)
     const Block& after = block_of(present);
     const uint32_t waits = std::max(after.waits[present.thread], after.all_waited);
     for (uint32_t barrier = 1; barrier <= waits; ++barrier) {
-        if (!releases_[barrier]) continue;
-        if (past.arrivals < barrier || past.epoch < before.arrival_epochs[barrier]) return true;
+        if (releases_[barrier]) {
+            if (past.arrivals < barrier || past.epoch < before.arrival_epochs[barrier]) return true;
+        } else if (past.arrivals < barrier && before.arrival_fences[barrier][past.thread] > past.fences) {
+            return true;
+        }
     }
     return false;
 }
 
-bool RaceDetector::ordered(const Access& past, const Access& present) const {
+bool RaceDetector::ordered_by_transaction(const Access& past, const Access& present) const {
+    const Block& after = block_of(present);
+    const auto behind = [&](uint32_t transaction) {
+        if (past.transaction != 0) return past.transaction == transaction;
+        const Part& part = transactions_[transaction][past.block - first_block_];
+        return !part.sends.empty() && (part.sends[past.thread] > past.sends || past.epoch < part.epoch);
+    };
+    return std::ranges::any_of(after.waited[present.thread], behind) ||
+           std::ranges::any_of(after.all_waited_for, behind);
+}
+
+bool RaceDetector::ordered(const Access& past, const Access& present, bool shared) const {
+    if (shared && in_cluster(past.block) && ordered_by_transaction(past, present)) return true;
+    if (past.transaction != 0) return false;
     if (past.block == present.block && ordered_in_block(past, present)) return true;
     if (in_cluster(past.block) && ordered_in_cluster(past, present)) return true;
     if (past.block == present.block) return false;
@@ -144,6 +176,38 @@ void RaceDetector::barrier(uint32_t rank) {
     Block& block = blocks_[rank];
     ++block.epoch;
     block.all_waited = *std::max_element(block.waits.begin(), block.waits.end());
+    for (const auto& waited : block.waited) add(waited, block.all_waited_for);
+}
+
+uint32_t RaceDetector::begin_transaction() {
+    if (!instrumented) return 0;
+    transactions_.emplace_back(blocks_.size());
+    return static_cast<uint32_t>(transactions_.size() - 1);
+}
+
+void RaceDetector::send(Who who, const void* to, size_t bytes, uint32_t transaction) {
+    Access present = now(who, Kind::kWrite);
+    present.transaction = transaction;
+    const auto first = reinterpret_cast<uintptr_t>(to);
+    for (uintptr_t address = first; address < first + bytes; ++address) {
+        Byte& byte = byte_at(address);
+        check(byte.write, present, address, true);
+        for (const Access& read : byte.reads) check(read, present, address, true);
+        byte = {present, {}, 0};
+    }
+    Block& block = blocks_[who.rank];
+    Part& part = transactions_[transaction][who.rank];
+    part.sends.resize(block.sends.size());
+    part.sends[who.thread] = ++block.sends[who.thread];
+    part.epoch = block.epoch;
+    add(block.waited[who.thread], part.known);
+    add(block.all_waited_for, part.known);
+}
+
+void RaceDetector::wait_for_transaction(Who who, uint32_t transaction) {
+    auto& waited = blocks_[who.rank].waited[who.thread];
+    add({transaction}, waited);
+    for (const Part& part : transactions_[transaction]) add(part.known, waited);
 }
 
 void RaceDetector::arrive_at_cluster(Who who, bool releases) {
@@ -153,6 +217,8 @@ void RaceDetector::arrive_at_cluster(Who who, bool releases) {
     releases_[barrier] = releases;
     if (barrier >= block.arrival_epochs.size()) block.arrival_epochs.resize(barrier + 1, 0);
     block.arrival_epochs[barrier] = std::max(block.arrival_epochs[barrier], block.epoch);
+    if (barrier >= block.arrival_fences.size()) block.arrival_fences.resize(barrier + 1, block.fences);
+    block.arrival_fences[barrier][who.thread] = block.fences[who.thread];
 }
 
 void RaceDetector::wait_at_cluster(Who who) { ++blocks_[who.rank].waits[who.thread]; }

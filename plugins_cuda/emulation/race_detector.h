@@ -8,7 +8,11 @@
 // Order between two accesses of one block: the same thread; a __syncthreads between them; a __syncwarp with both lanes
 // in its mask. In a cluster, or in one block: the first access's thread, or one behind a __syncthreads after it,
 // arrives, with release, at a barrier of the cluster that the second's, or one ahead of a __syncthreads before it, waits
-// for. Shuffles, votes and mma.sync order no memory, as CUDA says. Two atomic accesses need no order.
+// for; without release, if the thread calls __threadfence between. Shuffles, votes and mma.sync order no memory, as CUDA says. Two atomic accesses need no order.
+// An asynchronous store comes before accesses of threads that have waited for its phase at the mbarrier, or are behind a
+// __syncthreads after such a wait, and before nothing else. Accesses to shared memory of the thread that stores, and
+// those that a __syncthreads orders before the store, come before theirs too. (Those to global memory do not: no fence
+// stands between.)
 // A write of one block comes before an access of another if the writer (or, after a barrier, the thread that
 // arrives for it) calls __threadfence and then arrives at an atomic in global memory; a thread of the other block calls
 // an atomic at the same address later, and the access is by that thread or after a barrier.
@@ -54,15 +58,21 @@ public:
     void warp_barrier(uint32_t rank, int first_thread, uint32_t mask);
     void arrive_at_cluster(Who who, bool releases);
     void wait_at_cluster(Who who);
+    // A phase of an mbarrier: the stores that it counts, and the threads that wait for it.
+    uint32_t begin_transaction();
+    void send(Who who, const void* to, size_t bytes, uint32_t transaction);
+    void wait_for_transaction(Who who, uint32_t transaction);
 
     static constexpr uint32_t kNoBlock = ~uint32_t{0};
 
-    // One access, and how many barriers of the block, own __syncwarps, own fences and own arrivals at barriers of the
-    // cluster its thread had passed.
+    // One access, and how many barriers of the block, own __syncwarps, own fences, own arrivals at barriers of the
+    // cluster and own asynchronous stores its thread had passed.
     struct Access {
         uint32_t block = kNoBlock;
         uint32_t epoch = 0;
         uint32_t clock = 0;
+        uint32_t sends = 0;
+        uint32_t transaction = 0;  // of an asynchronous store
         uint32_t fences : 10 = 0;
         uint32_t arrivals : 10 = 0;
         uint32_t thread : 10 = 0;
@@ -98,6 +108,12 @@ private:
         Access access;
         std::shared_ptr<const Arrival> arrival;
     };
+    // What one block has stored in a transaction.
+    struct Part {
+        std::vector<uint32_t> sends;  // by thread: its stores up to the last of the transaction
+        uint32_t epoch = 0;           // of the last
+        std::vector<uint32_t> known;  // transactions that the senders had waited for
+    };
     // A block of the running cluster. Vectors without a comment are by thread.
     struct Block {
         uint32_t epoch = 1;  // barriers of the block, and one
@@ -109,6 +125,10 @@ private:
         std::vector<uint32_t> waits;
         uint32_t all_waited = 0;               // most waits of any thread before the last barrier of the block
         std::vector<uint32_t> arrival_epochs;  // by barrier of the cluster: the latest at which a thread arrived
+        std::vector<std::vector<uint32_t>> arrival_fences;  // by barrier and thread: its fences before it arrived
+        std::vector<uint32_t> sends;                        // asynchronous stores
+        std::vector<std::vector<uint32_t>> waited;          // transactions, and what their senders had waited for
+        std::vector<uint32_t> all_waited_for;  // the same of all threads before the last barrier of the block
         std::unordered_map<uint32_t, std::vector<Acquired>> acquired;  // by the other block
     };
 
@@ -117,9 +137,10 @@ private:
     bool in_cluster(uint32_t block) const { return block - first_block_ < blocks_.size(); }
     const Block& block_of(const Access& access) const { return blocks_[access.block - first_block_]; }
     void check(const Access& past, const Access& present, uintptr_t address, bool shared);
-    bool ordered(const Access& past, const Access& present) const;
+    bool ordered(const Access& past, const Access& present, bool shared) const;
     bool ordered_in_block(const Access& past, const Access& present) const;
     bool ordered_in_cluster(const Access& past, const Access& present) const;
+    bool ordered_by_transaction(const Access& past, const Access& present) const;
     bool published(const Access& past, const Arrival& arrival) const;
     void acquire(const Access& present, uintptr_t address);
 
@@ -130,6 +151,7 @@ private:
     uint32_t first_block_ = 0;
     std::vector<Block> blocks_;   // of the running cluster
     std::vector<bool> releases_;  // by barrier of the cluster, the same for all threads: they arrive at one line
+    std::vector<std::vector<Part>> transactions_;  // by number and block; 0 is none
     std::unordered_map<uintptr_t, std::vector<std::shared_ptr<const Arrival>>> arrivals_;  // by address of the atomic
     std::optional<Race> found_;
 };

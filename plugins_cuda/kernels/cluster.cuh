@@ -1,7 +1,7 @@
 // Clusters (sm_90 and later): blocks that are on the machine together, meet at a barrier, and reach into each other's
 // shared memory.
 //
-//     announce_to_cluster();             // this thread is there; orders no memory, which saves the wait for its writes
+//     announce_to_cluster();             // this thread is there; orders only what it did before a __threadfence
 //     arrive_at_cluster();               // or: and its writes, into any of the blocks, come before the barrier
 //     wait_for_cluster();                // every thread of the cluster has arrived; its writes are here
 //     span.of_block(rank)[i] = value;    // element i of that block's span of the same declaration
@@ -9,7 +9,8 @@
 // A thread must have passed one such barrier before it touches another block's memory: that block may not have begun.
 // A block may end only after the last access to its memory: behind a barrier that the other blocks arrive at later.
 // Kernels here write into other blocks and read their own alone: a write is under way while the thread goes on, a read is
-// waited for, and the barrier that makes the writes visible is also the last that a block needs before it ends.
+// waited for, and the barrier that makes the writes visible is also the last that a block needs before it ends. Of
+// asynchronous writes (cluster_inbox.cuh) the block that they are for waits for the bytes, without a barrier.
 #pragma once
 
 #include "kernels/platform.cuh"

@@ -14,6 +14,7 @@
 //
 // Two launches, since the first is parallel over the prompt and the second one block per row and KV head: pooled by
 // that one block, a prompt of 128K tokens at batch 1 would keep 8 SMs busy for as long as the selection itself takes.
+// Where blocks form clusters, cluster_select_prompt.cuh stands for the second.
 //
 // Determinism: maxima and integer sums only; the selection is exact (radix_select.cuh).
 #pragma once
@@ -43,7 +44,8 @@ struct PoolSelectParams {
     const int64_t* window_lengths;  // [B]: V, the part of the window that votes and stays; null: all of it
     const int64_t* prompt_budgets;  // [B]: B of each row, clamped to V..prompt_budget; null: prompt_budget
     const int64_t* pool_kernels;    // [B]: ks of each row, clamped to 1..pool_kernel; null: pool_kernel
-    uint32_t* keys;                 // [B,G,S] scratch
+    int64_t key_stride;             // S or more, a multiple of 4: every row of keys starts at a vector
+    uint32_t* keys;                 // [B,G,key_stride] scratch
     int64_t* cache_lengths;         // [B]
     int32_t* indices;               // [B,G,C]
 };
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) pool_votes(const PoolSelectParams pa
         values[j] = position >= 0 && position < votes_count ? pooling_key(votes[position]) : 0;
     }
     pool_tile<kThreads>(values, (pool_kernel - 1) / 2 * 2 + 1, dynamic_shared<uint32_t>(0, 2 * kPoolTile<kThreads>));
-    uint32_t* keys = params.keys + head * params.prompt_length;
+    uint32_t* keys = params.keys + head * params.key_stride;
 #pragma unroll
     for (int32_t j = 0; j < kPoolPerThread; ++j) {
         const int32_t output = static_cast<int32_t>(threadIdx.x) + j * kThreads;
@@ -139,27 +141,45 @@ __device__ __forceinline__ void select_by_votes(const uint32_t* keys, int32_t co
     emit_ascending<kThreads>(keys_read, threshold, UnitWeight(), shares, emit);
 }
 
+// The tokens that a row keeps: those that its votes choose, then its window; all of them within the budget.
+struct KeptTokens {
+    int32_t n;
+    int32_t kept;
+    int32_t chosen;  // of the first `votes` tokens; 0 where there is nothing to choose
+    int32_t votes;
+
+    __device__ __forceinline__ KeptTokens(const PoolSelectParams& params, int64_t row) {
+        n = clamped_length(params.prompt_lengths, row, params.prompt_length);
+        const int32_t window = window_length(params.window_lengths, row, params.window);
+        const int64_t budget = row_budget(params.prompt_budgets, row, params.prompt_budget, window);
+        kept = static_cast<int32_t>(n < budget ? n : budget);
+        chosen = kept < n ? kept - window : 0;
+        votes = n - window;
+    }
+
+    // The slots behind the chosen ones, by `threads` threads.
+    __device__ __forceinline__ void write_rest(int32_t* indices, int64_t capacity, int32_t thread,
+                                               int32_t threads) const {
+#pragma unroll 1
+        for (int64_t slot = chosen + thread; slot < capacity; slot += threads) {
+            indices[slot] = slot < kept ? static_cast<int32_t>(n - kept + slot) : -1;
+        }
+    }
+};
+
 // Grid (G, B).
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) select_prompt(const PoolSelectParams params) {
     start_next_launch();
     wait_for_previous_launch();
-    const int32_t n = clamped_length(params.prompt_lengths, blockIdx.y, params.prompt_length);
-    const int32_t window = window_length(params.window_lengths, blockIdx.y, params.window);
-    const int64_t budget = row_budget(params.prompt_budgets, blockIdx.y, params.prompt_budget, window);
-    const int32_t kept = static_cast<int32_t>(n < budget ? n : budget);
+    const KeptTokens of(params, blockIdx.y);
     const int64_t head = static_cast<int64_t>(blockIdx.y) * params.kv_heads + blockIdx.x;
     int32_t* indices = params.indices + head * params.capacity;
-
-    const int32_t chosen = kept < n ? kept - window : 0;
-    if (kept < n) {
-        const uint32_t* keys = params.keys + head * params.prompt_length;
-        select_by_votes<kThreads>(keys, n - window, chosen, indices);
+    if (of.chosen > 0) {
+        select_by_votes<kThreads>(params.keys + head * params.key_stride, of.votes, of.chosen, indices);
     }
-    for (int64_t slot = chosen + static_cast<int32_t>(threadIdx.x); slot < params.capacity; slot += kThreads) {
-        indices[slot] = slot < kept ? static_cast<int32_t>(n - kept + slot) : -1;
-    }
-    if (blockIdx.x == 0 && threadIdx.x == 0) params.cache_lengths[blockIdx.y] = kept;
+    of.write_rest(indices, params.capacity, static_cast<int32_t>(threadIdx.x), kThreads);
+    if (blockIdx.x == 0 && threadIdx.x == 0) params.cache_lengths[blockIdx.y] = of.kept;
 }
 
 }  // namespace kvc

@@ -1,12 +1,13 @@
 // The only PTX of the kernels: prmt, mma.sync, ldmatrix and cp.async (sm_80 and later), cvt of E4M3 (sm_89 and later),
-// griddepcontrol, barrier.cluster and mapa (sm_90 and later). emulation/ptx.h and emulation/cluster.h have the same
-// functions for the host; kernels use most through kernels/mma.cuh, kernels/copy_async.cuh, kernels/dependent_launch.cuh
-// and kernels/cluster.cuh.
+// griddepcontrol, barrier.cluster, mapa, mbarrier and st.async (sm_90 and later). emulation/ptx.h and emulation/cluster.h
+// have the same functions for the host; kernels use most through kernels/mma.cuh, kernels/copy_async.cuh,
+// kernels/dependent_launch.cuh, kernels/cluster.cuh and kernels/cluster_inbox.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cstdint>
+#include <cstring>
 
 namespace kvc::platform {
 
@@ -116,6 +117,64 @@ __device__ __forceinline__ void* map_to_block(void* shared, int rank) {
     return reinterpret_cast<void*>(mapped);
 #else
     return shared;
+#endif
+}
+
+// Counts arrivals of threads and bytes of asynchronous stores, in the block's shared memory: 8 bytes, 8-byte aligned.
+__device__ __forceinline__ void make_mbarrier(uint64_t* mbarrier, uint32_t arrivals) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(mbarrier)), "r"(arrivals) : "memory");
+#endif
+}
+// Tells other blocks of those that this thread has made, by its next arrival at a barrier of the cluster.
+__device__ __forceinline__ void fence_mbarriers() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// Arrives at a phase, in which so many bytes come.
+__device__ __forceinline__ void expect_at_mbarrier(uint64_t* mbarrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mbarrier)),
+                 "r"(bytes)
+                 : "memory");
+#endif
+}
+// Returns once the phase of that parity is complete; the first one has parity 0.
+__device__ __forceinline__ void wait_at_mbarrier(uint64_t* mbarrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{.reg .pred complete; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%0], %1; "
+        "@!complete bra again;}" ::"r"(shared_address(mbarrier)),
+        "r"(parity)
+        : "memory");
+#endif
+}
+// Stores a value at the place `to` of the block of that rank, and counts its bytes at that block's mbarrier.
+template <class T>
+__device__ __forceinline__ void store_async(T* to, uint64_t* mbarrier, int rank, const T& value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "a word, two or four");
+#if __CUDA_ARCH__ >= 900
+    uint32_t words[sizeof(T) / 4], place, counter;
+    memcpy(words, &value, sizeof value);
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(shared_address(to)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counter) : "r"(shared_address(mbarrier)), "r"(rank));
+    if constexpr (sizeof(T) == 4) {
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %2, [%1];" ::"r"(place),
+                     "r"(counter), "r"(words[0])
+                     : "memory");
+    } else if constexpr (sizeof(T) == 8) {
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];" ::"r"(place),
+            "r"(counter), "r"(words[0]), "r"(words[1])
+            : "memory");
+    } else {
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
+                place),
+            "r"(counter), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+            : "memory");
+    }
 #endif
 }
 

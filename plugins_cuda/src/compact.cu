@@ -14,8 +14,13 @@ namespace {
 struct CompactScratch {
     ObservationScratch observation;
     float* votes;    // [B,G,S]
-    uint32_t* keys;  // [B,G,S]
+    uint32_t* keys;  // [B,G,key_stride_of]
 };
+
+/// Elements of a row of keys: whole vectors.
+int64_t key_stride_of(const KvcCompactParams& params) {
+    return static_cast<int64_t>(align_up(params.prompt_length, kVectorWidth<uint32_t>));
+}
 
 /// Where rows have budgets of their own, the host does not know them.
 bool may_evict(const KvcCompactParams& params) {
@@ -37,6 +42,7 @@ PoolSelectParams pool_select_params(const KvcCompactParams& params, const int64_
     pool.window_lengths = window_lengths;
     pool.prompt_budgets = params.by_length != 0 ? params.prompt_budgets : nullptr;
     pool.pool_kernels = params.by_length != 0 ? params.pool_kernels : nullptr;
+    pool.key_stride = key_stride_of(params);
     pool.keys = scratch.keys;
     pool.cache_lengths = params.cache_lengths;
     pool.indices = params.indices;
@@ -66,9 +72,10 @@ struct Compact {
         if (!may_evict(params)) {
             return {};
         }
-        const auto per_token = {int64_t{params.batch}, int64_t{params.kv_heads}, params.prompt_length};
-        return {take_observation_scratch(params, workspace), workspace.take<float>(per_token),
-                workspace.take<uint32_t>(per_token)};
+        const int64_t batch = params.batch, kv_heads = params.kv_heads;
+        return {take_observation_scratch(params, workspace),
+                workspace.take<float>({batch, kv_heads, params.prompt_length}),
+                workspace.take<uint32_t>({batch, kv_heads, key_stride_of(params)})};
     }
 
     template <class T>

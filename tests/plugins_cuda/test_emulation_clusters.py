@@ -18,6 +18,7 @@ RACES = {
     "read_from_the_last": r"dynamic shared memory byte \d+",
     "written_after_arriving": r"shared array values byte \d+",
     "announced": r"shared array values byte \d+",
+    "announced_behind_a_fence": r"global memory: (read|written) by thread \(\d+,0,0\) of block \(\d,0,0\)",
     "counted": r"shared array count byte [04]",
     "through_global_memory": r"global memory: (read|written) by thread \(\d+,0,0\) of block \(\d,0,0\)",
 }

@@ -55,15 +55,17 @@ def test_only_platform_cuh_asks_for_the_compiler() -> None:
 
 
 def test_ptx_is_limited_to_the_instructions_that_need_it() -> None:
-    """`__byte_perm` takes no selector that repeats a sign; `.reg` and `mov.b32` name the halves that a cvt takes."""
+    """`__byte_perm` takes no selector that repeats a sign. `.reg` and `mov.b32` name the halves that a cvt takes;
+    `.reg` also the answer to a wait."""
     _, *statements = SOURCES["kernels/ptx.cuh"].split("asm")
     assert statements
     for statement in statements:
         instructions = [part.strip(" {}") for part in statement.split('"')[1].split(";")]
         allowed = ("mma.sync.", "ldmatrix.sync.", "cp.async.", "griddepcontrol.", "barrier.cluster.", "mapa.", "prmt.")
         converting = (".reg .b16 ", "mov.b32 ", "cvt.rn.f16x2.e4m3x2 ")
+        sending = ("st.async.", "mbarrier.", "fence.mbarrier_init.", ".reg .pred ", "again: mbarrier.try_wait.")
         for instruction in filter(None, instructions):
-            assert instruction.startswith(allowed + converting), instruction
+            assert instruction.startswith(allowed + converting + sending), instruction
 
 
 def test_kernels_know_nothing_of_their_launchers() -> None:

@@ -17,11 +17,16 @@ from tests.plugins_cuda.test_rotated_attention import unrotated
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("switch", [None, CLUSTERS], ids=lambda switch: switch and switch.name)
 @cases.FP8
-def test_compaction_equals_the_reference(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
-    """Statistics, merge, votes, pooling, selection, gathering: one row is scored, one fits its budget."""
+def test_compaction_equals_the_reference(
+    with_clusters: KernelLibrary, fp8: bool, switch: Switch | None, dtype: torch.dtype
+) -> None:
+    """Statistics, merge, votes, pooling, selection by clusters and by one block, gathering: one row is scored, one fits
+    its budget."""
     sizes = {"size": 64, "budget": 32, "dtype": dtype, "fp8": fp8}
-    checks.check_compact(library, cases.compact_case(lengths=[150, 20], seed=1, **sizes))
+    with switch.off(with_clusters) if switch else nullcontext():
+        checks.check_compact(with_clusters, cases.compact_case(lengths=[150, 20], seed=1, **sizes))
 
 
 def test_compaction_in_place_equals_compaction_apart(library: KernelLibrary) -> None:

@@ -1,8 +1,13 @@
-"""kernels/pool_select.cuh on given votes: pooling as torch's max_pool1d, then the best, the window, and -1."""
+"""kernels/pool_select.cuh on given votes: pooling as torch's max_pool1d, then the best, the window, and -1.
+
+By one block, and by clusters (kernels/cluster_select_prompt.cuh).
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import numpy as np
@@ -17,17 +22,45 @@ from kvc_trt.reference.selection import best_ascending
 from tests.plugins_cuda.toys import SCHEDULES, aligned, toys
 
 
+@dataclass(frozen=True)
+class Way:
+    """Threads of the blocks of clusters that select, and the most keys of each; 0 threads: as the launcher chooses."""
+
+    threads: int
+    keys: int
+
+    def __str__(self) -> str:
+        return f"clusters of {self.threads} threads with {self.keys} keys" if self.threads else "one block"
+
+
+ONE_BLOCK = Way(0, 0)
+CLUSTERS = (Way(256, 16), Way(256, 32), Way(512, 32))
+_chosen = [ONE_BLOCK]
+
+
+@pytest.fixture(params=[ONE_BLOCK, CLUSTERS[0]], ids=str, autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """The way in which `run` selects."""
+    toys().set_schedule("forward")
+    toys().set_device("sm_90a")
+    _chosen[0] = request.param
+    yield request.param
+    toys().set_device("sm_80")
+
+
 def run(
     votes: Tensor, *, window: int, pool: int, n: int, budget: int, capacity: int
 ) -> tuple[NDArray[np.int32], int, NDArray[np.uint32]]:
     """votes [heads, length] of one row of n tokens -> indices [heads, capacity], tokens stored, order keys."""
-    heads, length = votes.shape
+    (heads, length), way = votes.shape, _chosen[0]
     given_votes = aligned((heads, length), np.float32)
     given_votes[...] = votes.numpy()
-    keys, stored = aligned((heads, length), np.uint32, 7), aligned((1,), np.int64, -7)
+    stride = (length + 3) // 4 * 4
+    keys, stored = aligned((heads, stride), np.uint32, 7), aligned((1,), np.int64, -7)
     indices = aligned((heads, capacity + 1), np.int32, -7)  # one more than may be written
-    numbers = map(ctypes.c_int64, (length, n, budget, capacity))
-    message = toys().run("pool_select", given_votes, heads, window, pool, *numbers, keys, stored, indices)
+    numbers = (heads, window, pool, *map(ctypes.c_int64, (length, n, budget, capacity, stride)))
+    places = (way.threads, way.keys, given_votes)
+    message = toys().run("pool_select", *places, *numbers, keys, stored, indices)
     assert not message, message
     flat = indices.reshape(-1)
     assert (flat[heads * capacity :] == -7).all(), "written past the end of indices"
@@ -49,11 +82,6 @@ def check(votes: Tensor, **numbers: int) -> None:
     indices, stored, _ = run(votes, **numbers)
     np.testing.assert_array_equal(indices, expected(votes, **numbers).numpy())
     assert stored == min(numbers["n"], numbers["budget"])
-
-
-@pytest.fixture(autouse=True)
-def forward() -> None:
-    toys().set_schedule("forward")
 
 
 def random_votes(heads: int, length: int, seed: int, distinct: int = 0) -> Tensor:
@@ -131,6 +159,25 @@ def test_random_votes_are_selected_by_the_rule(data: st.DataObject, pool: int, n
     budget = data.draw(st.integers(window, n - 1))
     votes = random_votes(2, n + data.draw(st.integers(0, 9)), data.draw(st.integers(0, 2**31)), distinct)
     check(votes, window=window, pool=2 * pool + 1, n=n, budget=budget, capacity=budget + data.draw(st.integers(0, 5)))
+
+
+@pytest.mark.parametrize("way", CLUSTERS, ids=str, indirect=True)
+@pytest.mark.parametrize("n", [65, 1500, 4096 + 32, 4100 + 32, 8190, 12345])
+@pytest.mark.parametrize("distinct", [0, 2, 300])
+def test_any_cluster_follows_the_rule(n: int, distinct: int) -> None:
+    """Votes of one value, of a few, and of as many as there are tokens, whose threshold takes one digit to three."""
+    for budget in (n // 11 + 33, n // 2, n - 1):
+        check(random_votes(2, n + 1, n + budget, distinct), window=32, pool=5, n=n, budget=budget, capacity=budget + 3)
+
+
+@pytest.mark.parametrize("way", CLUSTERS, ids=str, indirect=True)
+def test_close_votes_are_told_apart_by_the_last_bits() -> None:
+    """All digits but the last are equal, or all but the second."""
+    n = 3000
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(3)).int()
+    for bits in (order, order << 10):
+        votes = (bits + torch.tensor(1.0).view(torch.int32)).view(torch.float32)[None]
+        check(votes, window=1, pool=1, n=n, budget=n // 3, capacity=n)
 
 
 def test_schedules_give_the_same_bits() -> None:

@@ -24,6 +24,7 @@ FLAGS = (
 INSTRUMENTED = {
     "races": ("-fsanitize=thread",),
     "clusters": ("-fsanitize=thread",),
+    "mbarriers": ("-fsanitize=thread",),
     "executions": ("-fsanitize-coverage=trace-pc",),
 }
 """Toys that the compiler makes report their accesses, or the pieces that they run."""
@@ -109,6 +110,14 @@ def races() -> Toys:
 def clusters() -> Toys:
     """Return the toys in clusters, with the race detector, on a GPU that has clusters."""
     library = Toys(compiled() / "libclusters.so")
+    library.set_device("sm_90a")
+    return library
+
+
+@functools.cache
+def mbarriers() -> Toys:
+    """Return the toys that send asynchronous stores, with the race detector, on a GPU that has clusters."""
+    library = Toys(compiled() / "libmbarriers.so")
     library.set_device("sm_90a")
     return library
 

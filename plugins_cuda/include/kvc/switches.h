@@ -2,7 +2,7 @@
    not depend on them: the value "0" turns a feature off, and any other value, or none, leaves it on.
 
      KVC_TRT_EARLY_LAUNCH  launches begin while the one before them still runs
-     KVC_TRT_CLUSTERS      few rows score and select in clusters of blocks
+     KVC_TRT_CLUSTERS      clusters of blocks score and select for few rows, and select from prompts
      KVC_TRT_CLUSTER_STEP  such clusters also attend, for up to 16 rows
      KVC_TRT_RING          attention copies two tiles ahead where blocks are few
      KVC_TRT_CARVEOUT      kernels ask for as much shared memory as a multiprocessor can have

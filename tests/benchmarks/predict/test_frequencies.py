@@ -96,6 +96,26 @@ def test_a_loop_without_a_source_is_reported_as_unmatched(places: RowSlots) -> N
     assert found.unmatched == ["cuda_math.h:7"]
 
 
+def _asking(*after: int) -> SassBlock:
+    """An mbarrier is asked for bytes."""
+    ask = Instruction(0, "SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0, [R14+URZ], R13", "", (("ptx.cuh", 7),))
+    return SassBlock("", [ask, Instruction(16, "BRA", "`(.L_x_1)", "!P0", (("ptx.cuh", 7),))], list(after))
+
+
+def test_a_wait_for_bytes_counts_once(places: RowSlots) -> None:
+    """The compiler asks once in line, and elsewhere again until the bytes are there; or in one loop alone."""
+    peeled = SassKernel(
+        "k", [_asking(1, 2), _asking(1, 2), _block([], 14)], [SassLoop(1, frozenset([1]), frozenset([1]))]
+    )
+    found = Frequencies(peeled, Counts(places, PIECES, WARPS, "warps"))
+    assert found.runs == [WARPS, 0, WARPS]
+    assert not found.unmatched
+    alone = SassKernel(
+        "k", [_block([1], 2), _asking(1, 2), _block([], 14)], [SassLoop(1, frozenset([1]), frozenset([1]))]
+    )
+    assert Frequencies(alone, Counts(places, PIECES, WARPS, "warps")).runs == [WARPS, WARPS, WARPS]
+
+
 def test_one_warp_with_fewer_rounds_leaves_the_others_their_whole_ones(places: RowSlots, kernel: SassKernel) -> None:
     """31 warps do 32 rounds, one does 31: 127 or 128 times four of them, not three times four by each warp."""
     warps, rounds = 32, 32

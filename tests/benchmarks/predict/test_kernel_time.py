@@ -54,6 +54,16 @@ def test_copies_are_waited_for_where_the_kernel_says() -> None:
     assert waiting.units["memory"] == 4
 
 
+def test_bytes_are_waited_for_where_the_kernel_asks() -> None:
+    sent = [("STAS.128", "[R20.64], R16"), ("SYNCS.ARRIVE.TRANS64", "RZ, [UR22], R8"), ("FADD", "R5, R6, R7")]
+    asked = [("SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0, [R14+URZ], R13"), ("SEL", "R1, R2, R3, P0")]
+    (free,) = chain.costs(_kernel(sent), [1.0])
+    (waiting,) = chain.costs(_kernel([*sent, *asked]), [1.0])
+    assert free.clocks < 10
+    assert waiting.clocks == pytest.approx(free.clocks + hardware.BYTES_LATENCY + 2, abs=1)
+    assert waiting.units["memory"] == 4
+
+
 def test_a_round_of_a_loop_waits_for_the_round_before() -> None:
     chained = _kernel([("MUFU.EX2", "R1, R1")], loop=True)
     (cost,) = chain.costs(chained, [1.0])

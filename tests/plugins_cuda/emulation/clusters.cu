@@ -77,6 +77,21 @@ __global__ void announced(Params params) {
     out(params) = values[thread() ^ 32];
 }
 
+// An announcement behind a fence does.
+template <bool kRight>
+__global__ void announced_behind_a_fence(Params params) {
+    wait_for_previous_launch();
+    out(params) = thread();
+    if (kRight) __threadfence();
+    announce_to_cluster();
+    if (!kRight) __threadfence();
+    wait_for_cluster();
+    const int other = static_cast<int>(blockIdx.x) - rank(params) + next(params);
+    const int value = params.out[other * 64 + thread()];
+    synchronize_cluster();
+    out(params) = value;
+}
+
 // The counts of all blocks, in the first one's memory.
 template <bool kRight>
 __global__ void counted(Params params) {
@@ -224,6 +239,7 @@ const Toy kToys[] = {
     TOY(read_from_the_last),
     TOY(written_after_arriving),
     TOY(announced),
+    TOY(announced_behind_a_fence),
     TOY(counted),
     TOY(through_global_memory),
     TOY(before_it_has_begun),

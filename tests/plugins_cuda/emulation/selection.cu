@@ -171,11 +171,23 @@ extern "C" const char* wide_select(const float* values, const int32_t* weights, 
     });
 }
 
-// votes [1,heads,length], one row of `n` tokens -> keys [1,heads,length], indices [1,heads,capacity], stored [1].
-extern "C" const char* pool_select(const float* votes, int heads, int window, int pool_kernel, int64_t length,
-                                   int64_t n, int64_t budget, int64_t capacity, uint32_t* keys, int64_t* stored,
-                                   int32_t* indices) {
-    const kvc::PoolSelectParams params = {1,  heads,   window,  pool_kernel, length, budget, capacity, votes,
-                                          &n, nullptr, nullptr, nullptr,     keys,   stored, indices};
-    return message_of([&](kvc::Stream& stream) { kvc::launch_pool_select(params, stream); });
+// votes [1,heads,length], one row of `n` tokens -> keys [1,heads,key_stride], indices [1,heads,capacity], stored [1]. As
+// launched for these sizes; by clusters where `threads` is not 0: of 256 with 16 keys or 32, or 512 with 32.
+extern "C" const char* pool_select(int threads, int of_thread, const float* votes, int heads, int window,
+                                   int pool_kernel, int64_t length, int64_t n, int64_t budget, int64_t capacity,
+                                   int64_t key_stride, uint32_t* keys, int64_t* stored, int32_t* indices) {
+    const kvc::PoolSelectParams params = {1,  heads,   window,  pool_kernel, length,     budget, capacity, votes,
+                                          &n, nullptr, nullptr, nullptr,     key_stride, keys,   stored,   indices};
+    return message_of([&](kvc::Stream& stream) {
+        if (threads == 0) {
+            return kvc::launch_pool_select(params, stream);
+        }
+        kvc::launch_pooling(params, stream);
+        const bool launched = threads == 512    ? kvc::launch_select_in_cluster<512, 32>(params, stream)
+                              : of_thread == 32 ? kvc::launch_select_in_cluster<256, 32>(params, stream)
+                                                : kvc::launch_select_in_cluster<256, 16>(params, stream);
+        if (!launched) {
+            throw kvc::LaunchError("the device has no clusters");
+        }
+    });
 }
