@@ -60,7 +60,8 @@ def test_kept_and_read_tokens_of_each_policy_are_described_in_words(
         ("streaming-llm", {"layer_budget": "squeeze", "layer_budgets": BUDGETS},
          "100 to 1,000 tokens kept by layer of each KV head while it answers (4 first, last), 100 to 1,000 slots"),
         ("h2o", {"layer_budget": "squeeze", "layer_budgets": BUDGETS},
-         "100 to 1,000 tokens kept by layer of each KV head while it answers (last, most attended), 101 to 1,001 slots"),
+         "100 to 1,000 tokens kept by layer of each KV head while it answers (last, most attended), "
+         "101 to 1,001 slots"),
     ],
 )  # fmt: skip
 def test_budgets_by_layer_are_described_in_words(policy: str, overrides: dict[str, Any], expected: str) -> None:
