@@ -32,8 +32,8 @@ MAP_NORESERVE = 0x4000
 
 
 def votes(library: KernelLibrary, q_window: Tensor, k: Tensor, lengths: Sequence[int], budget: int) -> Tensor:
-    """[B,G,S] as kvc_compact leaves them in its workspace, whose last two parts are votes and pooled votes; NaN where
-    nothing was written."""
+    """[B,G,S] as kvc_compact leaves them in its workspace, whose last two parts are votes and pooled votes, rows of
+    these in multiples of four; NaN where nothing was written."""
     (batch, heads, window, size), (_, kv_heads, length, _) = q_window.shape, k.shape
     device = library.device_type
     q_window, k = (t.to(device) for t in (q_window, k))
@@ -47,11 +47,13 @@ def votes(library: KernelLibrary, q_window: Tensor, k: Tensor, lengths: Sequence
         **{name: value.data_ptr() for name, value in {**inputs, **out}.items()},
     )  # fmt: skip
     total = library.workspace_bytes("kvc_compact", params)
-    part = -(-4 * batch * kv_heads * length // 256) * 256
+    votes_bytes, keys_bytes = (
+        -(-4 * batch * kv_heads * tokens // 256) * 256 for tokens in (length, -(-length // 4) * 4)
+    )
     workspace = torch.full((total // 4 + 64,), math.nan, dtype=torch.float32, device=device)
     first = -workspace.data_ptr() % 256 // 4
     library.call("kvc_compact", params, workspace.data_ptr() + 4 * first, total)
-    start = first + (total - 2 * part) // 4
+    start = first + (total - votes_bytes - keys_bytes) // 4
     return workspace[start : start + batch * kv_heads * length].reshape(batch, kv_heads, length).cpu()
 
 
