@@ -12,7 +12,7 @@ namespace {  // nothing here may be merged with code of another instruction set
 
 /// Least distance in bytes from a read to its prefetch: processors do not prefetch past a page by themselves.
 constexpr int64_t kAhead = 8192;
-/// Rows that are read at once. Each is a stream of memory of its own: with 16 of them, AVX-512 reads half as fast.
+/// Rows that are read at once. Each is a stream of memory of its own, and a processor follows only a few.
 constexpr int kRowsAtOnce = kWidth == 8 ? 8 : 4;
 /// Tokens that are multiplied with a row while it is in a register.
 constexpr int kTokensAtOnce = 2;

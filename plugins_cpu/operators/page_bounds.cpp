@@ -44,7 +44,7 @@ PageBounds PageBounds::at(int64_t number) const {
 }
 
 void PageBounds::raise(int64_t page, const float* key) const {
-    // Each row's bound is in a line of its own, and which one is raised the processor cannot foresee.
+    // Each row's bound is in a line of its own, and the branch on it would wait for that line.
     const int64_t size = fp8_ ? sizeof(int8_t) : sizeof(float);
     for (int64_t row = 0; row < 2 * size_; ++row) {
         __builtin_prefetch(static_cast<const uint8_t*>(first_) + (row * pages_ + page) * size);

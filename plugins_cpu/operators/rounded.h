@@ -9,7 +9,7 @@
 
 namespace kvc {
 
-/// Tokens up to which products by vector are faster than by panel, as measured on two processors; results are the same.
+/// Tokens up to which products by vector are faster than by panel; results are the same.
 inline constexpr int64_t kFewTokens = 2;
 
 inline Order order_of(int64_t tokens) { return tokens <= kFewTokens ? Order::kByVector : Order::kByPanel; }
