@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import kvc_trt
 from kvc_trt.backends.opening import open_engine
 from kvc_trt.errors import InputError
+from kvc_trt.serving.errors import ServingError
 from kvc_trt.serving.request import ServedRequest
 from kvc_trt.serving.served_answer import Piece
 from kvc_trt.serving.triton.config_schema import parsed
@@ -21,6 +23,7 @@ from kvc_trt.serving.triton.family.ensemble import ensemble_config, export_ensem
 from kvc_trt.serving.triton.loading import load_model
 from tests.serving.triton.fake_server import (
     Request,
+    Sender,
     Tensor,
     TritonError,
     TritonModelException,
@@ -83,6 +86,31 @@ def shown(steps, response):
     output = step_once(steps[family.POSTPROCESSING], **tensors).outputs["OUTPUT"]
     assert output.shape == (1,), "clients of this family read one dimension"
     return output[0].decode()
+
+
+@pytest.mark.parametrize("loaded_too", [True, False])
+def test_the_error_of_a_begun_answer_comes_after_its_text(repository, steps, loaded_too):
+    """And it comes where `postprocessing` is not loaded."""
+    sender, asked = Sender(), []
+
+    class ToPostprocessing:
+        def __init__(self, model_name, requested_output_names, inputs):
+            if not loaded_too:
+                raise TritonModelException(f"{model_name} is not ready")
+            self._inputs = inputs
+
+        async def async_exec(self):
+            assert not sender.responses
+            (answered,) = steps[family.POSTPROCESSING].execute([Request(self._inputs)])
+            asked.append(answered.outputs["OUTPUT"].item())
+
+    step = loaded(repository / family.ENGINE_STEP)
+    step._pb_utils.InferenceRequest = ToPostprocessing
+    asyncio.run(step._fail(sender, ServingError("too late", "the deadline came"), begun=True))
+    step.close()
+    assert asked == [b""] * loaded_too
+    assert "the deadline came" in sender.responses[0].error.message
+    assert sender.done.is_set()
 
 
 @pytest.mark.slow

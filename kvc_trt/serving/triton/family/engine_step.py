@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -12,11 +11,19 @@ from typing_extensions import override
 
 from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.serving.engine import ServedEngine
-from kvc_trt.serving.errors import ServingError
+from kvc_trt.serving.errors import LOG, ServingError
 from kvc_trt.serving.fields import FIELDS
 from kvc_trt.serving.request import ServedRequest, parse_request
 from kvc_trt.serving.served_answer import Answer, Piece
-from kvc_trt.serving.triton.family.model_names import ENGINE_INPUTS, ENGINE_OUTPUTS, LENGTH, NAMES, REFUSED
+from kvc_trt.serving.triton.family.model_names import (
+    ENGINE_INPUTS,
+    ENGINE_OUTPUTS,
+    LENGTH,
+    NAMES,
+    POSTPROCESSING,
+    POSTPROCESSING_INPUTS,
+    REFUSED,
+)
 from kvc_trt.serving.triton.model import TritonEngine
 from kvc_trt.serving.triton.tensors import Outputs, WriteOutputs, array_of, parameters_of, tensors_of
 from kvc_trt.serving.values import checked
@@ -24,8 +31,6 @@ from kvc_trt.serving.values import checked
 _OURS = {one.engine: one.field.name for one in NAMES if one.field.name in FIELDS}
 _OURS |= {"input_ids": "input_ids", "request_output_len": LENGTH}
 _THEIRS = {one.engine: one.field for one in NAMES if one.field.name not in FIELDS}
-_POSTPROCESSING_SECONDS = 0.5
-"""The time in which `postprocessing` usually turns the latest tokens into text."""
 _NO_END = -1
 """The `end_id` that stands for no token: only its length ends the answer."""
 
@@ -61,15 +66,31 @@ class EngineStep(TritonEngine):
     async def _fail(self, sender: Any, error: ServingError, begun: bool) -> None:
         """Send the error of an answer that could not be completed; a cancelled answer just ends.
 
-        If a step fails while another one runs, Triton 2.51 loses count of the ensemble's steps and cannot stop. So an
-        answer of which a part was sent leaves the other steps some time before its error.
+        If a step fails while another one runs, Triton 2.51 loses count of the ensemble's steps and cannot stop. So the
+        error of an answer of which a part was sent waits until `postprocessing` has shown that part.
         """
         if error.reason == "cancelled":  # nobody waits for it
             sender.send(flags=self._final)
             return
         if begun:
-            await asyncio.sleep(_POSTPROCESSING_SECONDS)
+            await self._all_shown()
         self._refuse(sender, error)
+
+    async def _all_shown(self) -> None:
+        """Wait until `postprocessing` has answered everything that was sent to it.
+
+        It answers requests one by one, in their order: this asks for the text of no tokens, and the text comes last.
+        """
+        no_tokens = {"TOKENS_BATCH": [[[]]], "SEQUENCE_LENGTH": [[0]]}
+        arrays = {name: array_of(values, POSTPROCESSING_INPUTS[name]) for name, values in no_tokens.items()}
+        try:
+            await self._pb_utils.InferenceRequest(
+                model_name=POSTPROCESSING,
+                requested_output_names=["OUTPUT"],
+                inputs=[self._pb_utils.Tensor(name, array) for name, array in arrays.items()],
+            ).async_exec()
+        except Exception:  # the error must reach its client all the same
+            LOG.exception("%s cannot be asked", POSTPROCESSING)
 
     @override
     def _take(self, request: Any) -> tuple[ServedRequest, WriteOutputs, Answer]:
