@@ -58,15 +58,15 @@ inline Vector scores_of_block(const float* query, int64_t query_width, const Row
     return sum_each(sums);
 }
 
-/// Prefetches while the key of a token is read: its value if tokens are listed, their keys being prefetched beforehand;
-/// in order a later key, and the first values after the last key.
-KVC_PREFETCHES inline void prefetch_beside(const Table& keys, const Table& values, int64_t count, int64_t token) {
-    if (keys.tokens != nullptr) {
-        if (token < count) prefetch_row(values, token);
-        return;
+/// Prefetches while the keys of `rows` tokens are read: their values if tokens are listed, their keys being prefetched
+/// beforehand; in order later keys, and the first values after the last key.
+KVC_PREFETCHES inline void prefetch_beside(const Table& keys, const Table& values, int64_t count, int64_t token,
+                                           int64_t rows) {
+    if (keys.tokens == nullptr) {
+        const int64_t later = token + keys.ahead;
+        return later < count ? prefetch_rows(keys, later, rows) : prefetch_rows(values, later - count, rows);
     }
-    const int64_t later = token + keys.ahead;
-    later < count ? prefetch_row(keys, later) : prefetch_row(values, later - count);
+    for (int64_t row = token; row < token + rows && row < count; ++row) prefetch_row(values, row);
 }
 
 /// scores[head, token] of `Heads` heads, of which `width` floats are written. Rows are prefetched if `values` are given.
@@ -77,7 +77,7 @@ void score_heads(const Table& keys, const Table* values, int64_t count, const fl
     for (int64_t start = 0; start < width; start += kRows) {
         Row rows[kRows];
         for (int row = 0; row < kRows; ++row) rows[row] = row_of(keys, start + row < count ? start + row : count - 1);
-        for (int row = 0; values != nullptr && row < kRows; ++row) prefetch_beside(keys, *values, count, start + row);
+        if (values != nullptr) prefetch_beside(keys, *values, count, start, kRows);
         const Vector made = scores_of_block<Format, Heads>(query, query_width, rows, keys.vectors.head_size);
         for (int head = 0; head < Heads; ++head) {
             std::memcpy(scores + head * width + start, reinterpret_cast<const float*>(&made) + head * kRows,

@@ -259,7 +259,7 @@ struct Table {
 
 /// Bytes of codes from a vector that is read in order to the one that is prefetched: the processor's own prefetcher stops
 /// at the end of a page, and begins late in the next.
-inline constexpr int64_t kAhead = 8192;
+inline constexpr int64_t kAhead = 4096;
 
 /// A table of codes alone.
 static inline Table table_of_codes(const Vectors& vectors, const int32_t* tokens) {
@@ -298,11 +298,20 @@ static inline Row row_of(const Table& table, int64_t number) {
             table.minima + number * table.groups, table.groups};
 }
 
-/// Prefetches the codes of a token; an address outside of any memory does no harm.
-KVC_PREFETCHES static inline void prefetch_row(const Table& table, int64_t number) {
+/// Prefetches `bytes` from `codes` on; addresses outside of any memory do no harm.
+KVC_PREFETCHES static inline void prefetch_codes(const uint8_t* codes, int64_t bytes) {
     constexpr int64_t kLine = 64;
-    const uint8_t* const codes = row_of(table, number).codes;
-    for (int64_t offset = 0; offset < table.stride; offset += kLine) __builtin_prefetch(codes + offset);
+    for (int64_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(codes + offset);
+}
+
+/// Prefetches the codes of a token.
+KVC_PREFETCHES static inline void prefetch_row(const Table& table, int64_t number) {
+    prefetch_codes(row_of(table, number).codes, table.stride);
+}
+
+/// Prefetches the codes of `rows` tokens in order.
+KVC_PREFETCHES static inline void prefetch_rows(const Table& table, int64_t number, int64_t rows) {
+    prefetch_codes(table.vectors.codes + number * table.stride, rows * table.stride);
 }
 
 }  // namespace kvc::KVC_TARGET
