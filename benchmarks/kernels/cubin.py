@@ -9,7 +9,9 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 
 _ARCHITECTURE = re.compile(r"^arch = (sm_\w+)")
@@ -95,9 +97,11 @@ def read(library: Path) -> list[KernelCode]:
             kernels[architecture, symbol] = KernelCode(symbol, architecture)
         return kernels[architecture, symbol]
 
-    _read_usage(_dump("-res-usage", library), kernel)
-    _read_launch_bounds(_dump("-elf", library), kernel)
-    _read_instructions(_dump("-sass", library), kernel)
+    with ThreadPoolExecutor() as pool:
+        usage, sections, instructions = pool.map(_dump, ("-res-usage", "-elf", "-sass"), repeat(library))
+    _read_usage(usage, kernel)
+    _read_launch_bounds(sections, kernel)
+    _read_instructions(instructions, kernel)
     names = demangled(sorted({symbol for _, symbol in kernels}))
     for (_, symbol), code in kernels.items():
         code.name = names[symbol]

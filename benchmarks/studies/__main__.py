@@ -17,11 +17,10 @@ from benchmarks.studies.drafts import page as drafts
 from benchmarks.studies.hit_rates import page as hit_rates
 from benchmarks.studies.layer_importance import page as layer_importance
 from benchmarks.studies.pooling import page as pooling
-from benchmarks.studies.records import Records, recorded
+from benchmarks.studies.records import Records
 from benchmarks.studies.squeeze import page as squeeze
-from benchmarks.studies.study import MODEL, Run, Study
+from benchmarks.studies.study import MODEL, Run, Study, write_page
 from benchmarks.studies.two_stages import page as two_stages
-from kvc_trt.files.atomic import write_whole
 
 STUDIES: dict[str, Study] = {
     one.STUDY.name: one.STUDY for one in (hit_rates, layer_importance, pooling, squeeze, two_stages, drafts)
@@ -49,15 +48,6 @@ def main() -> None:
         if not arguments.pages:
             STUDIES[name].measure(run, Records.of(name))
         print(write_page(STUDIES[name]))
-
-
-def write_page(study: Study) -> str:
-    """Write the page of the records in the tree, and its plots."""
-    written = study.page(recorded(study.name))
-    for path, content in written.images.items():
-        write_whole(path, content)
-    write_whole(study.path, written.text.encode())
-    return str(study.path)
 
 
 if __name__ == "__main__":

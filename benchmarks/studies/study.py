@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import DOCS, IMAGES
-from benchmarks.studies.records import Record, Records
+from benchmarks.studies.records import Record, Records, recorded
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.progress import progress_on
 
 FOLDER = "studies"
@@ -58,6 +59,15 @@ class Study:
     def path(self) -> Path:
         """The path of the page."""
         return DOCS / FOLDER / f"{self.name.replace('_', '-')}.md"
+
+
+def write_page(study: Study) -> str:
+    """Write the page of the records in the tree, and its plots."""
+    written = study.page(recorded(study.name))
+    for path, content in written.images.items():
+        write_whole(path, content)
+    write_whole(study.path, written.text.encode())
+    return str(study.path)
 
 
 def measure_lacking(

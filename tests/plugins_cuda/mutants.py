@@ -33,8 +33,8 @@ RARELY_INLINED = "-D__forceinline__=inline"
 serves only for files whose every mutant is noticed all the same."""
 # Forked from a process that has imported what checks need: that takes longer than most checks.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_IMPORTED = ("test_compact", "test_observation_scores", "test_rotated_attention", "test_score_and_select")
-_PROCESSES.set_forkserver_preload([__name__, *(f"tests.plugins_cuda.{name}" for name in _IMPORTED)])
+_OF_CHECKS = sorted(path.stem for path in Path(__file__).parent.glob("test_*mutations.py"))
+_PROCESSES.set_forkserver_preload([__name__, *(f"tests.plugins_cuda.{name}" for name in _OF_CHECKS)])
 _directory = tempfile.TemporaryDirectory(prefix="kvc-mutants-")
 
 

@@ -17,6 +17,7 @@ from training.retrieval_text.contexts import Kind, Texts
 from training.retrieval_text.data import BRANCH_TOKENS, IGNORED, BatchShape, draw_batch
 from training.retrieval_text.evaluate import MAX_NEW_TOKENS, TASKS, answer_of, scores
 from training.retrieval_text.initialise import initialise, shape_for
+from training.retrieval_text.lengthen import LONGEST, ROOM, SHAPES, lengthened
 from training.retrieval_text.tokenizer import build_tokenizer
 from training.retrieval_text.train import CURRICULUM, FINAL_SHAPES, train
 from training.retrieval_tiny.branches import Branches
@@ -160,6 +161,18 @@ def test_same_seed_gives_the_same_files(tmp_path: Path, tokenizer: Tokenizer, to
         save_checkpoint(train(seed=7, steps=2), tokenizer, tmp_path / run)
     for name in WRITTEN_FILES:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_lengthened_model_begins_as_the_shipped_one_and_has_more_positions(
+    tmp_path: Path, shipped: SmallLlama, tokenizer: Tokenizer, torch_settings: None
+) -> None:
+    save_checkpoint(lengthened(CHECKPOINT, seed=1, steps=1), tokenizer, tmp_path)
+    model = load_model(tmp_path)
+    assert model.shape.max_position_embeddings == LONGEST + ROOM == max(shape.context for _, shape in SHAPES) + ROOM
+    for name, weight in shipped.state_dict().items():
+        assert not torch.equal(model.state_dict()[name], weight)
+        torch.testing.assert_close(model.state_dict()[name], weight, atol=0.01, rtol=0)
 
 
 def test_shipped_files_are_those_the_training_script_writes(

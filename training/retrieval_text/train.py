@@ -39,16 +39,20 @@ FINAL_SHAPES = (
 )
 
 
-def train(*, seed: int, steps: int, log_every: int = 25) -> SmallLlama:
+def train(*, seed: int, steps: int) -> SmallLlama:
     """The trained model. Sets torch's thread count, random seed and deterministic mode for the whole process."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     make_deterministic(seed)
-    tokenizer = build_tokenizer()
-    texts = Texts(tokenizer)
-    model = SmallLlama(shape_for(tokenizer.get_vocab_size()))
+    model = SmallLlama(shape_for(build_tokenizer().get_vocab_size()))
     initialise(model)
+    learn(model, Course("retrieval-text lengths", seed, CURRICULUM, FINAL_SHAPES), seed=seed, steps=steps)
+    return model
+
+
+def learn(model: SmallLlama, course: Course[BatchShape], *, seed: int, steps: int, log_every: int = 25) -> None:
+    """Train the model on the batches of a course, in place."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    texts = Texts(build_tokenizer())
     updates = Updates(model, steps)
-    course = Course("retrieval-text lengths", seed, CURRICULUM, FINAL_SHAPES)
     start = time.process_time()
     for step in range(steps):
         shape = course.shape(step)
@@ -61,11 +65,10 @@ def train(*, seed: int, steps: int, log_every: int = 25) -> SmallLlama:
         if step % log_every == 0 or step == steps - 1:
             seconds = time.process_time() - start
             print(
-                f"step {step:5}  context {shape.context:4}  loss {loss.item():.4f}"
+                f"step {step:5}  context {shape.context:5}  loss {loss.item():.4f}"
                 f"  accuracy {course.accuracy:.4f}  CPU {seconds:.0f} s",
                 flush=True,
             )
-    return model
 
 
 def main() -> None:

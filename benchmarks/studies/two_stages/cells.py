@@ -106,10 +106,10 @@ def cells(config: ModelConfig, length: int) -> list[Cell]:
     """Return all cells for prompts of about `length` tokens of a model."""
     found = [Cell(one, memory, size=memory) for memory in MEMORIES for one in ALONE]
     for memory in MEMORIES:
-        found += [_divided(first, share, memory, config.head_size) for first, share in TOGETHER]
-        found.append(recent(_divided(PUBLISHED, HALF, memory, config.head_size)))
+        found += [divided(first, share, memory, config.head_size) for first, share in TOGETHER]
+        found.append(recent(divided(PUBLISHED, HALF, memory, config.head_size)))
     for budget in BUDGETS:
-        found += _derived(config, length, budget)
+        found += derived_cells(config, length, budget, PUBLISHED, WIDE)
     return [*found, *_for_longer(config, length, AT_LENGTHS)]
 
 
@@ -118,7 +118,7 @@ def recent(cell: Cell) -> Cell:
     return replace(cell, second=replace(cell.second, recent=RECENT), setting=f"{cell.setting}, recent {RECENT}")
 
 
-def _divided(first: First, share: str, memory: int, head_size: int) -> Cell:
+def divided(first: First, share: str, memory: int, head_size: int) -> Cell:
     """Return two stages that store `memory` pairs together.
 
     A budget of half the kept tokens makes pages of 2 and all channels (c = 2): a quarter of the tokens is attended."""
@@ -132,18 +132,19 @@ def _divided(first: First, share: str, memory: int, head_size: int) -> Cell:
     return Cell(first, kept, second, share, memory)
 
 
-def _derived(config: ModelConfig, length: int, budget: int) -> Iterator[Cell]:
-    """Yield RocketKV as the policies derive it, its stages one by one, and ways to select alone."""
+def derived_cells(config: ModelConfig, length: int, budget: int, first: First, other: First) -> Iterator[Cell]:
+    """Yield RocketKV as the policies derive it with stage 1 `first`, its stages one by one, its stage 2 behind an
+    `other` stage 1, and ways to select alone."""
     resolved = partial(policies.resolve, model=config, token_budget=budget, max_output_len=OUTPUT, max_input_len=length)
     rule = resolved(ADAPTIVE)
-    own = Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), ADAPTIVE, budget)
+    own = Cell(first, rule.prompt_budget, _by_pages(rule), ADAPTIVE, budget)
     yield own
     yield recent(own)
     yield replace(own, second=Second("exact", read=rule.top_k))
     yield replace(own, second=Second())
-    yield replace(own, first=WIDE)
+    yield replace(own, first=other)
     rule = resolved(EVEN)
-    yield Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), EVEN, budget)
+    yield Cell(first, rule.prompt_budget, _by_pages(rule), EVEN, budget)
     for name in ("hybrid", "quest-matched"):
         selecting = Cell(First(), length, _by_pages(resolved(name)), name, budget)
         yield selecting

@@ -9,7 +9,9 @@ attention and the exact best tokens of the whole cache are counted after each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,17 +23,37 @@ from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.two_stages.cells import OUTPUT, Cell, cells
 from benchmarks.studies.two_stages.choices import Prompt, read, unread
 from benchmarks.studies.watched import Branch, Following, Seen, StudyModel, WatchedLayer, open_study_model
+from kvc_trt.models.config import ModelConfig
 from kvc_trt.reference.selection import gather_rows
 from kvc_trt.tasks.framing import FramedIds
 from kvc_trt.tasks.registry import task
 
 NAME = "two_stages"
 TASK = "niah-single-1"
-LONGEST = 8192
-NEEDLES = 20
-"""The number hidden at each length unless asked otherwise."""
-LENGTHS = {2048: 1.0, 4096: 0.25, 8064: 0.05}
-"""Lengths of prompt and answer, and the share of needles that are hidden there; 8064 leaves room for the answer."""
+
+
+@dataclass(frozen=True)
+class Needles:
+    """The needles of a study, and the cells under which it asks for them."""
+
+    lengths: Mapping[int, float]
+    """Lengths of prompt and answer, and the share of needles that are hidden there."""
+    cells: Callable[[ModelConfig, int], list[Cell]]
+    """Cells for prompts of a length."""
+    tasks: tuple[str, ...] = (TASK,)
+    count: int = 20
+    """The number hidden at each length for each task unless asked otherwise."""
+
+    @property
+    def longest(self) -> int:
+        """The longest prompt with its answer."""
+        return max(self.lengths)
+
+
+NEEDLES = Needles({2048: 1.0, 4096: 0.25, 8064: 0.05}, cells)
+"""8064 leaves room for the answer."""
+ROOM = 128
+"""Positions behind the longest prompt for its answer."""
 SINKS = 4
 """First tokens of a prompt that do not count as attention: every cell keeps them, and they get most of it."""
 BEST = 64
@@ -122,9 +144,11 @@ def divergence(whole: Tensor, other: Tensor) -> float:
     return float((one.exp() * (one - two)).sum(dim=-1).mean())
 
 
-def asked(model: StudyModel, length: int, depth: float, index: int) -> tuple[Sequence[int], FramedIds, list[int]]:
+def asked(
+    model: StudyModel, length: int, depth: float, index: int, of: str = TASK
+) -> tuple[Sequence[int], FramedIds, list[int]]:
     """Hide one needle; return the prompt with the question, its parts, and the answer, as token ids."""
-    sample = task(TASK).sample(
+    sample = task(of).sample(
         seed=0, index=index, target_tokens=length, encode=model.framing.encode, max_new_tokens=16, depth=depth
     )
     prompt, framed = model.framing.ids(sample, query_aware=True).context, model.framing.ids(sample, query_aware=False)
@@ -139,11 +163,11 @@ def depth_of(index: int) -> float:
     return round((0.5 + 0.618 * index) % 1, 3)
 
 
-def hidden(model: StudyModel, length: int, depth: float, index: int, names: Sequence[str]) -> dict[str, Any]:
-    """Hide one needle, and ask for it in the prompt and behind it under the cells of these names."""
-    prompt, framed, answer = asked(model, length, depth, index)
+def hidden(model: StudyModel, needles: Needles, key: Mapping[str, Any]) -> dict[str, Any]:
+    """Hide the needle of a record's key, and ask for it in the prompt and behind it under the key's cells."""
+    prompt, framed, answer = asked(model, key["length"], key["depth"], key["index"], key["task"])
     config = model.decoder.config
-    every = [one for one in cells(config, length) if one.name in names]
+    every = [one for one in needles.cells(config, key["length"]) if one.name in key["cells"]]
     staged = {IN: Staged(every, 0), BEHIND: Staged(every, len(framed.question) - 1)}
     logits = model.decoder.branches(prompt, [
         Branch(len(prompt), answer, staged[IN]),
@@ -166,28 +190,30 @@ def hidden(model: StudyModel, length: int, depth: float, index: int, names: Sequ
     return measured
 
 
-def measure(run: Run, kept: Records) -> None:
+def measure_needles(needles: Needles, run: Run, kept: Records) -> None:
     """Measure the missing records, needle by needle."""
-    model = open_study_model(run.model, LONGEST, run.checkpoint)
-
-    def of_key(key: Mapping[str, Any]) -> dict[str, Any]:
-        return hidden(model, key["length"], key["depth"], key["index"], key["cells"])
-
-    measure_lacking(run, kept, keys(model, run, kept.all), of_key)
+    model = open_study_model(run.model, needles.longest + ROOM, run.checkpoint)
+    wanted = keys(model, needles, run, kept.all)
+    measure_lacking(run, kept, wanted, lambda key: hidden(model, needles, key))
 
 
-def keys(model: StudyModel, run: Run, known: Sequence[Record] = ()) -> Iterator[Mapping[str, Any]]:
+measure = partial(measure_needles, NEEDLES)
+
+
+def keys(model: StudyModel, needles: Needles, run: Run, known: Sequence[Record] = ()) -> Iterator[Mapping[str, Any]]:
     """Yield the keys of all measurements, in an order that leaves a stopped run with about these shares of lengths.
 
     A needle that is known is asked for under the cells that its records lack.
     """
-    names = [cell.name for cell in cells(model.decoder.config, max(LENGTHS))]
-    head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, "output": OUTPUT}
-    for index in range(run.count or NEEDLES):
-        for length, share in LENGTHS.items():
+    names = [cell.name for cell in needles.cells(model.decoder.config, needles.longest)]
+    head = {"model": model.name, "checkpoint": model.fingerprint, "output": OUTPUT}
+    for index in range(run.count or needles.count):
+        for length, share in needles.lengths.items():
             share = 1.0 if run.long else share
-            if int((index + 1) * share) > (place := int(index * share)):
-                needle = {**head, "length": length, "depth": depth_of(place), "index": place}
+            if int((index + 1) * share) == (place := int(index * share)):
+                continue
+            for of in needles.tasks:
+                needle = {**head, "task": of, "length": length, "depth": depth_of(place), "index": place}
                 measured = {name for one in of_kind(known, **needle) for name in one["key"]["cells"]}
                 if lacking := [name for name in names if name not in measured]:
                     yield {**needle, "cells": lacking}

@@ -20,9 +20,9 @@ RULES: Mapping[str, SecondRule] = {"sparq": "sparq", "exact-topk-group": "exact"
 
 def by_needle(records: Sequence[Record]) -> list[Record]:
     """Return one record for each needle, with the cells of all its records."""
-    found: dict[tuple[int, int], Record] = {}
+    found: dict[tuple[str, int, int], Record] = {}
     for one in records:
-        key = one["key"]["length"], one["key"]["index"]
+        key = one["key"]["task"], one["key"]["length"], one["key"]["index"]
         if key not in found:
             found[key] = copy.deepcopy(one)
         for place in PLACES:

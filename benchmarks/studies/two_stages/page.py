@@ -69,7 +69,7 @@ def page(records: Sequence[Record]) -> Written:
         plot(image(NAME, "attention"), STUDY.path),
         _losses(both),
         "## Which setting to take",
-        *_proposal(both),
+        *proposal(both),
         *budgets.sections(both, STUDY.path),
         "## Equal bytes in memory",
         plot(image(NAME, "memory"), STUDY.path),
@@ -79,7 +79,7 @@ def page(records: Sequence[Record]) -> Written:
             "channels, a quarter of the tokens attended. Page bounds count as memory. At "
             "1,024 pairs *1/2 read* and *quarter* also show what [the prompt's last page](#the-prompts-last-page) does."
         ),
-        _cells_table(both),
+        cells_table(both),
         remainders.section(),
         own_token.section(),
         "## By length",
@@ -239,7 +239,7 @@ def _losses(both: Sequence[Measured]) -> str:
     )  # fmt: skip
 
 
-def _proposal(both: Sequence[Measured]) -> list[str]:
+def proposal(both: Sequence[Measured]) -> list[str]:
     rows = []
     both = [one.under(one.all()) for one in both]
     for one in both:
@@ -318,7 +318,7 @@ def _memory_plot(both: Sequence[Measured]) -> bytes:
     return nats_over(MEMORIES, "pairs stored by a KV head, bounds included", "Equal bytes in memory", cells, both)
 
 
-def _cells_table(both: Sequence[Measured]) -> str:
+def cells_table(both: Sequence[Measured]) -> str:
     rows = []
     for name in sorted(both[0].all(), key=lambda one: int(one.rsplit("|", 1)[1])):
         row = [shown_name(name), f"{len(both[0].all()[name])}"]

@@ -7,10 +7,10 @@ import torch
 
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run
-from benchmarks.studies.two_stages import measure, own_token, remainders, steps
+from benchmarks.studies.two_stages import long_prompts, measure, own_token, remainders, steps
 from benchmarks.studies.two_stages.cells import PUBLISHED, Cell, First, Second, cells
 from benchmarks.studies.two_stages.lengths import Step, first_length
-from benchmarks.studies.two_stages.measure import Staged, counted, divergence
+from benchmarks.studies.two_stages.measure import Needles, Staged, counted, divergence
 from benchmarks.studies.two_stages.measured import Measured, by_needle
 from benchmarks.studies.two_stages.page import fewest, page
 from benchmarks.studies.watched import Branch, WatchedDecoder
@@ -24,6 +24,7 @@ TEXT = torch.randint(2, SMALL.vocab_size, (40,), generator=torch.Generator().man
 FOLLOWING = TEXT[:9]
 VOTES = First("votes", 4, 3)
 STAGES = {"prompt_budget": 21, "window": 4, "pool_kernel": 3}
+SHORT = Needles({200: 1.0}, cells)
 OF_POLICIES = [
     ("snapkv++", Cell(VOTES, 21), STAGES),
     ("rocketkv", Cell(VOTES, 21, Second("hybrid", 4, 6, 9)), {**STAGES, "page_size": 4, "top_r": 6, "top_k": 9}),
@@ -95,26 +96,25 @@ def test_cells_of_one_size_store_no_more_than_it_and_have_their_own_names():
             assert one.size - 2 <= one.stored <= one.size
 
 
-def test_lengths_of_needles_have_their_shares_wherever_a_run_stops(study_model, monkeypatch):
-    monkeypatch.setattr(measure, "LENGTHS", {200: 1.0, 400: 0.25, 800: 0.05})
-    of = [(key["length"], key["index"]) for key in measure.keys(study_model, Run(count=20))]
+def test_lengths_of_needles_have_their_shares_wherever_a_run_stops(study_model):
+    needles = Needles({200: 1.0, 400: 0.25, 800: 0.05}, cells)
+    of = [(key["length"], key["index"]) for key in measure.keys(study_model, needles, Run(count=20))]
     assert of[:5] == [(200, 0), (200, 1), (200, 2), (200, 3), (400, 0)]
     assert of[-3:] == [(200, 19), (400, 4), (800, 0)]
     assert len(of) == 26
 
 
-def test_a_known_needle_is_asked_for_under_the_cells_that_it_lacks(study_model, monkeypatch):
-    monkeypatch.setattr(measure, "LENGTHS", {200: 1.0})
-    first, second = measure.keys(study_model, Run(count=2))
+def test_a_known_needle_is_asked_for_under_the_cells_that_it_lacks(study_model):
+    first, second = measure.keys(study_model, SHORT, Run(count=2))
     known = {**first, "cells": first["cells"][:-2]}
-    again = list(measure.keys(study_model, Run(count=2), [{"key": known}, {"key": second}]))
+    again = list(measure.keys(study_model, SHORT, Run(count=2), [{"key": known}, {"key": second}]))
     assert again == [{**first, "cells": first["cells"][-2:]}]
 
 
 def test_a_needle_of_several_records_has_the_cells_of_all_and_cells_are_compared_where_both_are():
     def record(index, **cells):
         of = {place: {"whole": 1, "cells": dict(cells)} for place in (measure.IN, measure.BEHIND)}
-        return {"key": {"length": 200, "index": index}, "measured": of}
+        return {"key": {"task": measure.TASK, "length": 200, "index": index}, "measured": of}
 
     def nats(value):
         return [0, 0, 1, value, 0, 0, 0, 0]
@@ -207,10 +207,8 @@ def records(study_model, tmp_path_factory):
     kept = Records(tmp_path_factory.mktemp("studies") / "two_stages.jsonl", {
         "commit": "abc", "device": "a processor", "versions": {"kvc_trt": "0", "onnxruntime": "0", "torch": "0"},
     })  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "LENGTHS", {200: 1.0})
-        for key in measure.keys(study_model, Run(count=2)):
-            kept.add(key, measure.hidden(study_model, key["length"], key["depth"], key["index"], key["cells"]))
+    for key in measure.keys(study_model, SHORT, Run(count=2)):
+        kept.add(key, measure.hidden(study_model, SHORT, key))
     return kept.all
 
 
@@ -239,3 +237,20 @@ def test_the_page_begins_with_what_the_paper_says_and_has_its_plots(records):
     for path, content in written.images.items():
         assert content.startswith(b"\x89PNG")
         assert f"/studies/{path.name})" in written.text
+
+
+def test_the_page_of_long_prompts_has_both_tasks_and_all_lengths(study_model, tmp_path):
+    short = Needles({180: 1.0, 200: 1.0}, long_prompts.cells, long_prompts.NEEDLES.tasks, 1)
+    kept = Records(tmp_path / "two_stages_long.jsonl", {
+        "commit": "abc", "device": "a processor", "versions": {"kvc_trt": "0", "onnxruntime": "0", "torch": "0"},
+    })  # fmt: skip
+    for key in measure.keys(study_model, short, Run()):
+        stands_for = long_prompts.LONGEST if key["length"] == 200 else 2048
+        kept.add({**key, "length": stands_for}, measure.hidden(study_model, short, key))
+    written = long_prompts.page(kept.all)
+    rows = [line for line in written.text.splitlines() if line.startswith("| ")]
+    assert len([line for line in rows if "| **" in line]) == 4
+    for task in long_prompts.NEEDLES.tasks:
+        assert sum(line.startswith(f"| {task} | 2,048 |") for line in rows) == 2
+        assert f"## {task}, 16,384 tokens" in written.text
+    assert len(written.images) == 2
