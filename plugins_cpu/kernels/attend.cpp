@@ -86,54 +86,51 @@ void score_heads(const Table& keys, const Table* values, int64_t count, const fl
     }
 }
 
-/// Multiplies the first `count` numbers of each head by those of the tokens, and by `unit`.
-void multiply_tokens(float* numbers, int64_t heads, int64_t width, const float* scales, int64_t count, float unit) {
-    for (int64_t token = 0; token < count; token += kWidth) {
-        const Vector scale = token + kWidth <= count ? load(scales + token) : load_first(scales + token, count - token);
-        for (int64_t head = 0; head < heads; ++head) {
-            float* const place = numbers + head * width + token;
-            store(place, load(place) * unit * scale);
-        }
-    }
-}
-
-/// scores[head, token] for all heads; entries past `count` hold the lowest number.
+/// scores[head, token] for all heads, without the scales of tokens.
 template <VectorFormat Format>
-void score(const AttendCall& call, const float* plain, float* query, float* scores, float* scratch) {
+void score(const AttendCall& call, const Table& keys, float* query, float* scores) {
     const int64_t width = padded(call.count), size = call.keys.head_size, query_width = loaded_width<Format>(size);
     for (int64_t head = 0; head < call.group; ++head) {
         float* const arranged = query + head * query_width;
         for (int64_t channel = 0; channel < query_width; ++channel) arranged[channel] = 0.0f;
         for (int64_t channel = 0; channel < size; ++channel) {
-            arranged[place_of_channel<Format>(channel)] = plain[head * size + channel];
+            arranged[place_of_channel<Format>(channel)] = call.query[head * size + channel];
         }
     }
-    const Table keys = open_table<Format>(call.keys, call.tokens, call.count, scratch);
     for (int64_t token = 0; call.tokens != nullptr && token < call.count; ++token) prefetch_row(keys, token);
     const Table values = table_of_codes(call.values, call.tokens);
     by_heads<kMostHeads<Format>>(0, call.group, [&]<int Heads>(int64_t head) {
         score_heads<Format, Heads>(keys, head == 0 ? &values : nullptr, call.count, query + head * query_width,
                                    query_width, scores + head * width, width);
     });
-    if constexpr (kScalesSums<Format>) {
-        multiply_tokens(scores, call.group, width, keys.scales, call.count, kCodeUnit<Format>);
-    }
-    for (int64_t head = 0; head < call.group; ++head) {
-        for (int64_t token = call.count; token < width; ++token) scores[head * width + token] = kLowest;
-    }
 }
 
-/// Turns the scores of one head into weights relative to the largest.
-void soften(float* scores, int64_t width, int64_t count, float* maximum, float* total) {
-    Vector largest = load(scores);
-    for (int64_t token = kWidth; token < width; token += kWidth) largest = larger(largest, load(scores + token));
+/// The first `count` elements, and `rest` in the others.
+inline Vector first_or(Vector vector, int64_t count, float rest) {
+    Vector made = all(rest);
+    std::memcpy(&made, &vector, static_cast<size_t>(count) * sizeof(float));
+    return made;
+}
+
+/// Turns the scores of one head into weights relative to the largest. The scales of tokens, null where they have none,
+/// multiply the scores of keys with `unit`, and the weights of values.
+void soften(float* scores, int64_t width, int64_t count, const float* key_scales, float unit, const float* value_scales,
+            float* maximum, float* total) {
+    Vector largest = all(kLowest);
+    for (int64_t token = 0; token < width; token += kWidth) {
+        Vector score = load(scores + token);
+        if (key_scales != nullptr) score = score * unit * load(key_scales + token);
+        if (token + kWidth > count) score = first_or(score, count - token, kLowest);
+        store(scores + token, score);
+        largest = larger(largest, score);
+    }
     *maximum = largest_element(largest);
     Vector sum{};
     for (int64_t token = 0; token < width; token += kWidth) {
         Vector weight = exponential(load(scores + token) - *maximum);
-        if (token + kWidth > count) weight = load_first(reinterpret_cast<const float*>(&weight), count - token);
-        store(scores + token, weight);
+        if (token + kWidth > count) weight = first_or(weight, count - token, 0.0f);
         sum += weight;
+        store(scores + token, value_scales == nullptr ? weight : weight * load(value_scales + token));
     }
     *total = sum_of_elements(sum);
 }
@@ -182,12 +179,10 @@ void weigh_heads(const Table& values, int64_t count, const float* weights, int64
     }
 }
 
-/// result[head, channel] = sum of weight times value, for all heads; the weights are overwritten.
+/// result[head, channel] = sum of weight times value, for all heads; the scales of tokens are in the weights.
 template <VectorFormat Format>
-void weigh(const AttendCall& call, float* weights, float* output, float* scratch, float* result) {
+void weigh(const AttendCall& call, const Table& values, const float* weights, float* output, float* result) {
     const int64_t width = padded(call.count), size = call.values.head_size, output_width = loaded_width<Format>(size);
-    const Table values = open_table<Format>(call.values, call.tokens, call.count, scratch);
-    if constexpr (kScalesSums<Format>) multiply_tokens(weights, call.group, width, values.scales, call.count, 1.0f);
     by_heads<4>(0, call.group, [&]<int Heads>(int64_t head) {
         weigh_heads<Format, Heads>(values, call.count, weights + head * width, width, output + head * output_width,
                                    output_width);
@@ -200,13 +195,19 @@ void weigh(const AttendCall& call, float* weights, float* output, float* scratch
     }
 }
 
-using Score = void(const AttendCall&, const float*, float*, float*, float*);
-using Weigh = void(const AttendCall&, float*, float*, float*, float*);
-/// By VectorFormat.
-constexpr Score* kScores[] = {score<VectorFormat::kExact>, score<VectorFormat::kInt8>, score<VectorFormat::kFp8>,
-                              score<VectorFormat::kInt4>};
-constexpr Weigh* kWeighs[] = {weigh<VectorFormat::kExact>, weigh<VectorFormat::kInt8>, weigh<VectorFormat::kFp8>,
-                              weigh<VectorFormat::kInt4>};
+/// Functions for one VectorFormat.
+struct OfFormat {
+    Table (*open)(const Vectors& vectors, const int32_t* tokens, int64_t count, float* scratch);
+    void (*score)(const AttendCall& call, const Table& keys, float* query, float* scores);
+    void (*weigh)(const AttendCall& call, const Table& values, const float* weights, float* output, float* result);
+    bool scales_sums;
+    float unit;
+};
+template <VectorFormat Format>
+constexpr OfFormat kOfFormat = {open_table<Format>, score<Format>, weigh<Format>, kScalesSums<Format>,
+                                kCodeUnit<Format>};
+constexpr const OfFormat* kFormats[] = {&kOfFormat<VectorFormat::kExact>, &kOfFormat<VectorFormat::kInt8>,
+                                        &kOfFormat<VectorFormat::kFp8>, &kOfFormat<VectorFormat::kInt4>};
 
 }  // namespace
 
@@ -216,11 +217,17 @@ void attend(const AttendCall& call, const Attended& result) {
     float* const output = query + call.group * row;
     float* const scores = output + call.group * row;
     float* const numbers = scores + call.group * width;
-    kScores[static_cast<int>(call.keys.format)](call, call.query, query, scores, numbers);
+    const OfFormat& of_keys = *kFormats[static_cast<int>(call.keys.format)];
+    const OfFormat& of_values = *kFormats[static_cast<int>(call.values.format)];
+    const Table keys = of_keys.open(call.keys, call.tokens, call.count, numbers);
+    of_keys.score(call, keys, query, scores);
+    // The scales of keys are still needed then, and there is one for each.
+    const Table values = of_values.open(call.values, call.tokens, call.count, numbers + width);
     for (int64_t head = 0; head < call.group; ++head) {
-        soften(scores + head * width, width, call.count, result.maximum + head, result.total + head);
+        soften(scores + head * width, width, call.count, of_keys.scales_sums ? keys.scales : nullptr, of_keys.unit,
+               of_values.scales_sums ? values.scales : nullptr, result.maximum + head, result.total + head);
     }
-    kWeighs[static_cast<int>(call.values.format)](call, scores, output, numbers, result.output);
+    of_values.weigh(call, values, scores, output, result.output);
 }
 
 }  // namespace kvc::KVC_TARGET

@@ -33,11 +33,11 @@ struct Attended {
     float* total;    ///< [group], the sum of weights
 };
 
-/// Scratch floats that attention of one token needs.
+/// Scratch floats that attention of one token needs: numbers of the values are widened beside the keys' scales.
 static constexpr int64_t attend_scratch(int64_t count, int64_t group, int64_t head_size) {
     constexpr int64_t widest = 32;
     const auto padded = [](int64_t size) { return (size + widest - 1) / widest * widest; };
-    return group * (padded(count) + 2 * padded(head_size)) + numbers_scratch(count, head_size);
+    return group * (padded(count) + 2 * padded(head_size)) + padded(count) + numbers_scratch(count, head_size);
 }
 
 /// The scores of a row's pages by their key bounds (docs/policies/hybrid.md, steps 3 to 7), as ranks: whole numbers in the

@@ -6,7 +6,7 @@ bound as both, once per number of rows, and the small inputs are written to the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
     def allocate(self, max_batch_size: int) -> None:
         """Allocate the state buffers and the small inputs and outputs of a step."""
         try:
-            self._buffers = {tensor.name: filled(tensor, max_batch_size) for tensor in self.program.state}
+            self._buffers = state_buffers(self.program.state, max_batch_size)
             self._tokens = np.zeros(max_batch_size, np.int64)
             self._positions = np.zeros(max_batch_size, np.int64)
             self._lengths = np.zeros(len(self._limits.capacities) * max_batch_size, np.int64)
@@ -232,6 +232,31 @@ def _prompt(input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> 
 def _outputs(prefilled: Prefilled) -> dict[str, NDArray[Any]]:
     """Return the outputs of the prefill graph by name."""
     return {"logits": prefilled.logits, "cache_lengths": prefilled.cache_lengths, **prefilled.state}
+
+
+HUGE_PAGE = 2 << 20
+"""Bytes of a page that the system maps at once where it is told to, as NumPy does for arrays of 4 MiB and more."""
+_LINE = 64
+
+
+def state_buffers(tensors: Sequence[StateTensor], rows: int) -> dict[str, NDArray[Any]]:
+    """Return the state buffers [rows, ...] by name, filled with their tensors' fill values.
+
+    Tensors whose rows take a huge page or more lie one after another, so that all but the ends of all are huge pages:
+    of an array alone up to two pages are none, half of a cache of 4 MiB, and how many differed from process to process.
+    """
+    large = {one.name for one in tensors if one.fill == 0 and one.bytes_per_row() >= HUGE_PAGE}
+    sizes = {one.name: -(-rows * one.bytes_per_row() // _LINE) * _LINE for one in tensors}
+    memory = np.zeros(HUGE_PAGE + sum(sizes[name] for name in large), np.uint8)
+    found, place = {}, -memory.ctypes.data % HUGE_PAGE
+    for tensor in tensors:
+        if tensor.name in large:
+            own = memory[place : place + rows * tensor.bytes_per_row()]
+            found[tensor.name] = own.view(tensor.dtype).reshape(rows, *tensor.shape)
+            place += sizes[tensor.name]
+        else:
+            found[tensor.name] = filled(tensor, rows)
+    return found
 
 
 def filled(tensor: StateTensor, rows: int) -> NDArray[Any]:

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.onnxruntime.executor import HUGE_PAGE, OnnxRuntimeExecutor, state_buffers
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import read_graph, twin_program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.held import HeldFile
+from kvc_trt.graph.state import StateTensor
 from kvc_trt.runtime.executor import Prefilled
 from tests.backends.prompts import LENGTHS, filled, padded, prompts
 
@@ -209,3 +213,31 @@ def test_prefilled_rows_do_not_share_memory_with_the_batch(executor):
     assert isinstance(prefilled, Prefilled)
     executor.insert(prefilled, 0, 0)
     assert not any(np.shares_memory(prefilled.state[name], buffer) for name, buffer in executor.buffers.items())
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3 << 20), st.sampled_from(["float32", "int8", "float16"]), st.booleans()),
+             min_size=1, max_size=6),
+    st.integers(1, 2),
+)  # fmt: skip
+def test_large_buffers_lie_one_after_another_in_huge_pages(sizes, rows):
+    tensors = [
+        StateTensor(0, 0, f"t{number}", dtype, (1, count), 0.0 if zero else -1.0, "out")
+        for number, (count, dtype, zero) in enumerate(sizes)
+    ]
+    buffers = state_buffers(tensors, rows)
+    assert list(buffers) == [tensor.name for tensor in tensors]
+    places = []
+    for tensor in tensors:
+        buffer = buffers[tensor.name]
+        assert (buffer.shape, buffer.dtype) == ((rows, *tensor.shape), tensor.dtype)
+        assert buffer.flags.c_contiguous
+        assert np.all(buffer[:, :, ::4099] == tensor.fill)
+        if tensor.fill == 0 and tensor.bytes_per_row() >= HUGE_PAGE:
+            places.append((buffer.ctypes.data, buffer.nbytes))
+    if places:
+        assert places[0][0] % HUGE_PAGE == 0
+    for (one, size), (following, _) in pairwise(places):
+        assert following % 64 == 0
+        assert 0 <= following - (one + size) < 64
