@@ -34,7 +34,7 @@ from benchmarks.studies.two_stages.cells import (
     divided,
     recent,
 )
-from benchmarks.studies.two_stages.measure import Needles, measure_needles
+from benchmarks.studies.two_stages.measure import BEHIND, IN, Needles, measure_needles
 from benchmarks.studies.two_stages.measured import (
     PLACES,
     Measured,
@@ -92,6 +92,7 @@ def page(records: Sequence[Record]) -> Written:
             "question comes. The question stands in the prompt, where stage 1 sees it, or behind it."
         ),
         overview([_memory(by_task), _easier(by_task), _outperforms(by_task), _last_tokens(by_task)]),
+        paragraph(_follows(by_task)),
         paragraph(
             "Differences are means over needles of the longest prompts. *Nats* are the divergence of the next token's "
             "distribution from the whole cache's, along the true answer: 0 is the whole cache, and lower is better. "
@@ -142,6 +143,30 @@ def _memory(by_task: ByTask) -> Finding:
         + _said(by_task, lambda one: ", ".join(map(nats, less(one)))),
         found[0].count,
         verdict(*(one.high < 0 for one in found)),
+    )
+
+
+def _follows(by_task: ByTask) -> str:
+    """Say what both stages win and lose, at the least memory and reads that were measured."""
+    both, first = with_stage_2(FITTING, QUARTER, MEMORIES[0]), alone(FITTING, MEMORIES[0])
+    selected = selecting("hybrid", BUDGET)
+    said = []
+    for of, places in by_task.items():
+        asked = next(one for one in places if one.place == IN)
+        said.append(
+            f"{of}: {interval(asked.estimate(both))} nats with {asked.mean(both, 'stored'):,.0f} pairs stored and "
+            f"{asked.mean(both, 'read'):,.0f} read, {interval(asked.estimate(first))} with stage 1 alone, which reads "
+            f"{asked.mean(first, 'read'):,.0f}, and {interval(asked.estimate(selected))} with hybrid attention over "
+            f"the whole prompt, which reads {asked.mean(selected, 'read'):,.0f}"
+        )
+    behind = min(
+        one.mean(derived(ADAPTIVE, BUDGET, first=FITTING), "divergence")
+        for places in by_task.values() for one in places if one.place == BEHIND
+    )  # fmt: skip
+    return (
+        "Where stage 1 has seen the question, both stages together lose what stage 1 loses and read less. "
+        + "; ".join(said)
+        + f". Where it has not, both lose the needle: `{ADAPTIVE}`, budget {BUDGET}, is {behind:.1f} nats away or more."
     )
 
 

@@ -48,7 +48,8 @@ def page(records: Sequence[Record]) -> Written:
             "[RocketKV](../../policies/rocketkv.md) (arXiv 2502.14051) evicts a part of the prompt and then reads, at "
             "every step, a part of the rest. On SmolLM2 simpler methods answer as well with no more bytes "
             "([accuracy](../accuracy-smollm2.md)). This study attributes what is lost to the two stages. The needle is "
-            "asked for in the prompt, so that stage 1 sees the question, or behind it, after stage 1 has chosen."
+            "asked for in the prompt, so that stage 1 sees the question, or behind it, after stage 1 has chosen. "
+            "[Another page](two-stages-long.md) asks a smaller model on 16,384 tokens."
         ),
         overview(
             [
