@@ -11,6 +11,7 @@ from benchmarks.studies.__main__ import STUDIES
 from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import FOLDER, Records, of_kind, recorded
 from benchmarks.studies.study import Run, measure_lacking
+from benchmarks.studies.two_stages import long_prompts
 
 
 def test_a_measurement_is_one_line_with_its_machine_and_is_not_made_again(tmp_path):
@@ -50,7 +51,8 @@ def test_few_prompts_are_named_as_few():
     assert "preliminary" not in overview([Finding("a claim", "a figure", 20, "holds")])
 
 
-MEASURED = [one for one in STUDIES.values() if (store.RESULTS / FOLDER / one.name).with_suffix(".jsonl").exists()]
+EVERY = (*STUDIES.values(), long_prompts.STUDY)
+MEASURED = [one for one in EVERY if (store.RESULTS / FOLDER / one.name).with_suffix(".jsonl").exists()]
 
 
 @pytest.mark.parametrize("study", MEASURED, ids=[one.name for one in MEASURED])
