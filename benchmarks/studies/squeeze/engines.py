@@ -58,7 +58,7 @@ BATCHES = (1, 4, 16, 32)
 BLOCK, BLOCKS = 5, 4
 """Steps of one side before the next has its turn, and turns; the step before them warms caches and is not counted."""
 COST_TOKENS = (512, 1024)
-PAIRS = 5
+PAIRS = 20
 """Prefills with and without budgets by layer that are compared."""
 REPEATS = 5
 

@@ -50,7 +50,7 @@ class Needles:
         return max(self.lengths)
 
 
-NEEDLES = Needles({2048: 1.0, 4096: 0.25, 8064: 0.05}, cells)
+NEEDLES = Needles({2048: 1.0, 4096: 0.25, 8064: 0.25}, cells)
 """8064 leaves room for the answer."""
 ROOM = 128
 """Positions behind the longest prompt for its answer."""
