@@ -70,12 +70,12 @@ def of_kind(records: Iterable[Record], **wanted: Any) -> list[Record]:
     return [one for one in records if all(one["key"].get(name) == value for name, value in wanted.items())]
 
 
-def measured_on(records: Sequence[Record], study: str) -> str:
-    """Return the command, all commits and all machines of some records, as a sentence."""
+def measured_on(records: Sequence[Record], study: str, command: str | None = None) -> str:
+    """Return the command, that of the study by default, all commits and all machines of some records, as a sentence."""
     last = records[-1]["machine"]
     commits = ", ".join(dict.fromkeys(one["machine"]["commit"] for one in records))
     devices = ", ".join(dict.fromkeys(one["machine"]["device"] for one in records))
-    command = f"python -m benchmarks.studies {study}"
+    command = command or f"python -m benchmarks.studies {study}"
     return measured_by(command, {**last, "commit": commits, "device": devices}, f"torch {last['versions']['torch']}")
 
 

@@ -23,7 +23,7 @@ from training.retrieval_tiny.optimiser import make_deterministic
 
 STEPS = 240
 SEED = 1
-"""Another one than that of the first training, whose contexts the model has seen."""
+"""Not that of the first training, whose contexts the model has seen."""
 LONGEST = 16_384
 ROOM = 128
 """Positions for questions and answers behind the longest context."""

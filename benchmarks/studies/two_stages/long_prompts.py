@@ -1,6 +1,6 @@
 """RocketKV's two stages on prompts of up to 16,384 tokens: the shipped `retrieval-text`, trained further.
 
-    python -m training.retrieval_text.lengthen --output build/retrieval-text-16k    # half an hour
+    python -m training.retrieval_text.lengthen --output build/retrieval-text-16k    # a quarter of an hour
     python -m benchmarks.studies.two_stages.long_prompts --checkpoint build/retrieval-text-16k [--count 8] [--pages]
 
 SmolLM2 reads at most 8,192 tokens. This model knows needles alone, and answers them at twice that length. Goes on where
@@ -51,7 +51,7 @@ from benchmarks.studies.two_stages.page import cells_table, proposal
 from kvc_trt.models.config import ModelConfig
 
 NAME = "two_stages_long"
-MODULE = "two_stages.long_prompts"
+COMMAND = "python -m benchmarks.studies.two_stages.long_prompts"
 MODEL = "retrieval-text"
 FITTING, TOVA = First("votes", 32, 7), First("tova")
 """Stage 1 with the pool of the model's preset, whose facts are eight to ten tokens long; and TOVA's rule."""
@@ -82,7 +82,7 @@ def page(records: Sequence[Record]) -> Written:
     by_task = {of: [Measured(some, place) for place in PLACES] for of, some in longest.items()}
     parts = [
         f"# Study: both stages of RocketKV on {LONGEST:,} tokens",
-        written_by(_command()),
+        written_by(COMMAND),
         paragraph(
             f"[Two stages](two-stages.md) asks where RocketKV wins on SmolLM2, up to its 8,192 tokens. This page asks "
             f"on {LONGEST:,} tokens, of the shipped `{MODEL}` trained further (`training/retrieval_text/lengthen.py`): "
@@ -113,16 +113,14 @@ def page(records: Sequence[Record]) -> Written:
     parts += [
         "## How it was measured",
         paragraph(
-            f"{head['model']} further trained on one thread, 32-bit floats; {len(longest[EASY])} needles of each task "
-            "and length. Everything else is as [there](two-stages.md#how-it-was-measured). "
-            f"{measured_on(every, MODULE)}."
+            f"{head['model']} trained further by `python -m training.retrieval_text.lengthen --output DIR`, which the "
+            f"study is given as `--checkpoint DIR`; 32-bit floats; {len(longest[EASY])} needles of each task and "
+            "length. Another machine trains a model of slightly other weights. Everything else is as "
+            "[there](two-stages.md#how-it-was-measured). "
+            f"{measured_on(every, NAME, COMMAND)}."
         ),
     ]
     return Written("\n\n".join(parts) + "\n", images)
-
-
-def _command() -> str:
-    return f"python -m benchmarks.studies.{MODULE}"
 
 
 ByTask = dict[str, list[Measured]]
@@ -264,7 +262,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     if not arguments.pages:
         if arguments.checkpoint is None:
-            parser.error("--checkpoint is the directory that training.retrieval_text.lengthen wrote")
+            parser.error("--checkpoint is missing; `python -m training.retrieval_text.lengthen --output DIR` makes one")
         until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
         STUDY.measure(Run(MODEL, arguments.checkpoint, until, arguments.count), Records.of(NAME))
     print(write_page(STUDY))

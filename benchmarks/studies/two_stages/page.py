@@ -241,6 +241,8 @@ def _losses(both: Sequence[Measured]) -> str:
 
 
 def proposal(both: Sequence[Measured]) -> list[str]:
+    """Write which settings stay near the whole cache: how they were chosen, their table, and what follows at equal
+    bytes."""
     rows = []
     both = [one.under(one.all()) for one in both]
     for one in both:
@@ -320,6 +322,7 @@ def _memory_plot(both: Sequence[Measured]) -> bytes:
 
 
 def cells_table(both: Sequence[Measured]) -> str:
+    """Write all cells, by their memory or budget: pairs stored and read, then by place of the question FIELDS."""
     rows = []
     for name in sorted(both[0].all(), key=lambda one: int(one.rsplit("|", 1)[1])):
         row = [shown_name(name), f"{len(both[0].all()[name])}"]
