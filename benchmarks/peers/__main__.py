@@ -12,6 +12,7 @@ A run goes on where the last one of the same commit stopped; every measurement i
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="runs of every measurement (default 3; quick: 1)")
     parser.add_argument("--minutes", type=float, default=20, help="time for measuring (default 20)")
     parser.add_argument("--only", default="", help="only contenders whose name contains this")
-    parser.add_argument("--points", default="", help="only points whose name contains this, such as 'm8 int4'")
+    parser.add_argument("--points", default="", help="only points whose name matches: 'tokens$' for batch 1")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--artefacts", type=Path, default=ROOT / "build" / "peer-models", help="where models are kept")
     parser.add_argument("--peers-python", type=Path, default=_DEFAULT_PYTHON, help="Python of the peers' environment")
@@ -101,7 +102,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Measurement]:
     return [
         one
         for one in found
-        if arguments.only in one.contender.name and arguments.points in str(one.point) and _present(one)
+        if arguments.only in one.contender.name and re.search(arguments.points, str(one.point)) and _present(one)
     ]
 
 

@@ -21,11 +21,17 @@ _COMMAND = "make bench-peers SELECT=formats"
 
 
 def recorded(beside: Mapping[str, Any] | None = None) -> dict[str, Mapping[str, Any]]:
-    """Return the results in the tree by vector extension; one of changed code (`beside`) stands alone."""
+    """Return the results in the tree by vector extension; one of changed code (`beside`) stands alone.
+
+    Raises SystemExit where there is none.
+    """
     if beside is not None and _is_changed(beside):
         return {name: beside for name, result in FORMATS_NAMES.items() if result == formats_name(beside["machine"])}
     paths = {name: store.recorded_path(result) for name, result in FORMATS_NAMES.items()}
-    return {name: store.read(path) for name, path in paths.items() if path.exists()}
+    found: dict[str, Mapping[str, Any]] = {name: store.read(path) for name, path in paths.items() if path.exists()}
+    if not found:
+        raise SystemExit(f"error: no {' or '.join(map(str, paths.values()))}; {_COMMAND} measures")
+    return found
 
 
 def write(results: Mapping[str, Mapping[str, Any]]) -> Path:

@@ -231,6 +231,12 @@ def test_processors_have_results_of_their_own(data):
     assert formats_page.recorded(beside=data) == {"AVX2": data}
 
 
+def test_a_page_of_formats_without_results_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match=r"peers-formats-avx2\.json; make bench-peers SELECT=formats measures"):
+        formats_page.recorded()
+
+
 def test_the_page_of_formats_has_the_bars_and_every_row(data, tmp_path, monkeypatch):
     monkeypatch.setattr(formats_page, "_PAGE", tmp_path / "peers-formats.md")
     data["measurements"] = {"a": entry(IN_8_BITS, [run(2, 3.0)]), "b": entry(THEIRS, [run(4, 6.0)])}
