@@ -251,9 +251,9 @@ test: env
 	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL) $(addprefix --ignore=,$(SANITIZED_ONLY))
 
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
-	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env clients-env $(if $(EVERYTHING),aiperf-env)
+	$(SIDE_BY_SIDE) kernel-resources lint types types-tensorrt dynamo-env triton-env clients-env $(if $(EVERYTHING),aiperf-env)
 	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
-	$(MAKE) kernel-resources test-as-on-a-gpu
+	$(MAKE) test-as-on-a-gpu
 	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
 		$(addprefix --ignore=,$(MUTANTS) $(EVERY_KERNEL) $(if $(EVERYTHING),,$(SANITIZED_ONLY)))
 
