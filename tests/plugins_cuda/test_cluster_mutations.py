@@ -166,7 +166,19 @@ def check(library: KernelLibrary) -> None:
                        dtype=torch.bfloat16)  # fmt: skip
     far = pages_case(1000, top_k=100, heads=4)
     far.k_new.copy_(2 * far.query[:, ::4])  # one head looks at the last unit, of the fourth warp's part
-    cases += [recent, alike, last, far, *rows]  # those of many rows take longest: most mistakes are noticed before
+    beyond = pages_case(1000, top_k=100, heads=9)
+    beyond.k_new.copy_(2 * beyond.query[:, ::9])  # the same, where a lane has more units than it holds
+    channels = step_case(lengths=(400,), heads=4, kv_heads=1, size=128, page=2, top_r=90, top_k=30, capacity=401,
+                         dtype=torch.bfloat16, seed=7)  # more than a block's warps stage at a time  # fmt: skip
+    cases += [
+        recent,
+        alike,
+        last,
+        far,
+        beyond,
+        channels,
+        *rows,
+    ]  # those of many rows take longest: most mistakes are noticed before
     library.set_device(WITH_CLUSTERS)
     with CLUSTER_STEP.off(library):
         library.set_schedule("reverse")  # what the first block writes is there last
