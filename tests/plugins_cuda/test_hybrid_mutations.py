@@ -95,7 +95,7 @@ MUTATIONS = (
     Mutation(
         "a_unit_of_minus_infinities_is_nan", STATISTICS, "maximum == minus_infinity() ? 0.0f : maximum", "maximum"
     ),
-    Mutation("parts_past_the_first_are_lost", STATISTICS, "step < end) {", "step < end && i < 1) {"),
+    Mutation("the_first_parts_are_lost", STATISTICS, "step < end) {", "step < end && i > 0) {"),
     Mutation("sums_of_units_as_they_are", STATISTICS, "held[i].sum * expf(held[i].maximum - base)", "held[i].sum"),
     Mutation("the_last_unit_does_not_count", STATISTICS, "(pages + kUnitPages - 1) / kUnitPages", "pages / kUnitPages"),
     without_barrier("after_the_statistics_of_warps", STATISTICS, f"{BARRIER}\n    const int thread"),
