@@ -138,6 +138,8 @@ def latency(instruction: Instruction) -> float:
     if instruction.name in ("LDG", "LDGSTS", "ATOMG", "ATOM"):
         wide = instruction.name == "LDGSTS" or "128" in instruction.opcode.split(".")
         return hardware.LOADED_LATENCY * (hardware.DEVICE_LATENCY if wide else hardware.L2_LATENCY)
+    if instruction.opcode == "MEMBAR.ALL.CTA":
+        return hardware.BLOCK_FENCE_LATENCY
     if instruction.waits_for_bytes:
         return hardware.BYTES_LATENCY
     return hardware.LATENCY.get(instruction.name, hardware.ARITHMETIC_LATENCY)

@@ -19,7 +19,7 @@ CERTAIN = frozenset(("SHFL", "HMMA", "BAR", "VOTE", "MATCH", "ATOMS", "LDGSTS"))
 """Operations of which one in the source is one in the SASS."""
 CLUSTER_BARRIER = frozenset(("UCGABAR_ARV", "UCGABAR_WAIT"))
 ACCESSES = frozenset(("LDG", "STG", "LDS", "STS"))
-ASKING = frozenset(("SYNCS", "CCTL", "BRA", "NOP"))
+ASKING = frozenset(("SYNCS", "CCTL", "BRA", "NOP", "YIELD"))
 """Instructions of a loop that asks an mbarrier again."""
 FEWEST_TOGETHER = 3
 """Rounds that the compiler takes together unasked are four, as a rule."""

@@ -44,6 +44,7 @@ LATENCY = {
     "STAS": 0.0, "SYNCS": 0.0,
 }  # fmt: skip
 BYTES_LATENCY = 190.0  # ASSUMED: from the last asynchronous store to the end of the wait for it: a hop of HOPPER
+BLOCK_FENCE_LATENCY = 30.0  # ASSUMED: as a barrier; it waits for no store to global memory
 L2_LATENCY = 263.0  # HOPPER
 DEVICE_LATENCY = 479.0  # HOPPER, on HBM2e
 
@@ -85,6 +86,7 @@ def assumptions() -> dict[str, object]:
             "L2": L2_LATENCY,
             "memory": DEVICE_LATENCY,
             "bytes": BYTES_LATENCY,
+            "fence_of_block": BLOCK_FENCE_LATENCY,
         },
         "loaded_latency": LOADED_LATENCY,
         "copy_share_of_published_bandwidth": COPY_SHARE,

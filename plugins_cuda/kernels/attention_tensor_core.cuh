@@ -124,21 +124,49 @@ public:
         }
     }
 
+    // The same for a warp that has just two tiles, in a ring of two, side by side: what one waits for, the other does not.
+    __device__ __forceinline__ void attend_two(const TokenRows<T>& rows, TileRange tiles) {
+        static_assert(kExact, "a tile's numbers are read one ahead");
+        const int firsts[2] = {tiles.first, tiles.first + tiles.step};
+        float scores[2][4], maxima[2][2], corrections[2][2];
+        copy_keys(rows, firsts[0], 0);
+        copy_keys(rows, firsts[1], 1);
+        copy_values(rows, firsts[0], 0);
+        copy_values(rows, firsts[1], 1);
+        copy_async_wait<2>();
+        multiply_keys(0, scores[0]);
+        multiply_keys(1, scores[1]);
+        leave_out(scores[0], firsts[0] + group_, rows.end);
+        leave_out(scores[1], firsts[1] + group_, rows.end);
+        find_maxima(scores, maxima);
+        weigh_tile(scores[0], maxima[0], corrections[0]);
+        weigh_tile(scores[1], maxima[1], corrections[1]);
+        const Weights weights[2] = {fragments_of(scores[0], 0), fragments_of(scores[1], 0)};
+        copy_async_wait<1>();
+        rescale_by(corrections[0]);
+        multiply_tile(0, weights[0]);
+        copy_async_wait<0>();
+        rescale_by(corrections[1]);
+        multiply_tile(1, weights[1]);
+    }
+
     // Maximum and sum of each head; the lanes of one head hold the sums over different tokens.
-    __device__ __forceinline__ void store_parts(SharedSpan<SoftmaxPart> parts) const {
+    template <class Parts>  // SharedSpan<SoftmaxPart>, or the OutgoingSpan of another block's
+    __device__ __forceinline__ void store_parts(const Parts& parts) const {
         const int lane = thread_anew() % kWarpSize;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const float sum = sum_groups(sum_[e]);
             if (lane < 4) {
-                parts[2 * lane + e] = {maximum_[e], sum};
+                parts[2 * lane + e] = SoftmaxPart{maximum_[e], sum};
             }
         }
     }
 
     // Outputs as [8][kOutputStride], over the ring.
-    __device__ __forceinline__ void store_output(SharedSpan<float> to) const {
-        const SharedSpan<float4> vectors = to.template cast<float4>();
+    template <class Floats>
+    __device__ __forceinline__ void store_output(const Floats& to) const {
+        const auto vectors = to.template cast<float4>();
         const int lane = thread_anew() % kWarpSize, group = lane / 4, t = lane % 4;
         __syncwarp();  // the other lanes have read their values
 #pragma unroll
@@ -151,13 +179,14 @@ public:
                     const int first = (row + group % 4 * 8 + group / 4 * 4) / 4;
                     const float lower = sum_groups(offsets_[2 * block][e]),
                                 upper = sum_groups(offsets_[2 * block + 1][e]);
-                    vectors[first] = {of[0][e] + lower, of[1][e] + lower, of[0][2 + e] + lower, of[1][2 + e] + lower};
-                    vectors[first + 8] = {of[2][e] + upper, of[3][e] + upper, of[2][2 + e] + upper,
-                                          of[3][2 + e] + upper};
+                    vectors[first] =
+                        float4{of[0][e] + lower, of[1][e] + lower, of[0][2 + e] + lower, of[1][2 + e] + lower};
+                    vectors[first + 8] =
+                        float4{of[2][e] + upper, of[3][e] + upper, of[2][2 + e] + upper, of[3][2 + e] + upper};
                 } else {
                     const int first = (row + group * 8) / 4;
-                    vectors[first] = {of[0][e], of[0][2 + e], of[1][e], of[1][2 + e]};
-                    vectors[first + 1] = {of[2][e], of[2][2 + e], of[3][e], of[3][2 + e]};
+                    vectors[first] = float4{of[0][e], of[0][2 + e], of[1][e], of[1][2 + e]};
+                    vectors[first + 1] = float4{of[2][e], of[2][2 + e], of[3][e], of[3][2 + e]};
                 }
             }
         }
@@ -358,13 +387,60 @@ private:
         for (int e = 0; e < 2; ++e) {
             const float upper = token < end ? scores[e] : -INFINITY;
             const float lower = token + 8 < end ? scores[2 + e] : -INFINITY;
-            const float maximum = fmaxf(maximum_[e], maximum_groups(fmaxf(upper, lower)));
-            corrections[e] = softmax_weight(maximum_[e], maximum);
-            scores[e] = softmax_weight(upper, maximum);
-            scores[2 + e] = softmax_weight(lower, maximum);
-            sum_[e] = sum_[e] * corrections[e] + (scores[e] + scores[2 + e]);
-            maximum_[e] = maximum;
+            weigh_head(e, scores, upper, lower, maximum_groups(fmaxf(upper, lower)), corrections);
         }
+        rescale_by(corrections);
+    }
+
+    // Scores of tokens past the end count for nothing.
+    static __device__ __forceinline__ void leave_out(float (&scores)[4], int token, int end) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            scores[e] = token < end ? scores[e] : -INFINITY;
+            scores[2 + e] = token + 8 < end ? scores[2 + e] : -INFINITY;
+        }
+    }
+
+    // Of both heads of two tiles, step by step: their shuffles are under way together.
+    static __device__ __forceinline__ void find_maxima(const float (&scores)[2][4], float (&maxima)[2][2]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            maxima[i / 2][i % 2] = fmaxf(scores[i / 2][i % 2], scores[i / 2][2 + i % 2]);
+        }
+#pragma unroll
+        for (int step = 4; step < kWarpSize; step *= 2) {
+            float others[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                others[i] = __shfl_xor_sync(kFullWarp, maxima[i / 2][i % 2], step);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                maxima[i / 2][i % 2] = fmaxf(maxima[i / 2][i % 2], others[i]);
+            }
+        }
+    }
+
+    // A tile whose maxima are known.
+    __device__ __forceinline__ void weigh_tile(float (&scores)[4], const float (&maxima)[2], float (&corrections)[2]) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            weigh_head(e, scores, scores[e], scores[2 + e], maxima[e], corrections);
+        }
+    }
+
+    // Head 2t + e of a tile: its weights, and what the sums so far are to be multiplied by.
+    __device__ __forceinline__ void weigh_head(int e, float (&scores)[4], float upper, float lower, float of_tile,
+                                               float (&corrections)[2]) {
+        const float maximum = fmaxf(maximum_[e], of_tile);
+        corrections[e] = softmax_weight(maximum_[e], maximum);
+        scores[e] = softmax_weight(upper, maximum);
+        scores[2 + e] = softmax_weight(lower, maximum);
+        sum_[e] = sum_[e] * corrections[e] + (scores[e] + scores[2 + e]);
+        maximum_[e] = maximum;
+    }
+
+    __device__ __forceinline__ void rescale_by(const float (&corrections)[2]) {
         if (__any_sync(kFullWarp, corrections[0] != 1.0f || corrections[1] != 1.0f)) {  // seldom, after a few tiles
             rescale(corrections);
         }
@@ -427,14 +503,18 @@ private:
             }
         } else {
             wait_for_oldest();  // first: on sm_100 fragments that are made before would take a register too many
-            const Weights weights = fragments_of(scores, 0);
+            multiply_tile(stage, fragments_of(scores, 0));
+        }
+    }
+
+    // The products of a tile's values, which are there, with the same weights for all channels.
+    __device__ __forceinline__ void multiply_tile(int stage, const Weights& weights) {
 #pragma unroll
-            for (int block = 0; block < kBlocks; ++block) {
-                if constexpr (kExact) {
-                    multiply_values(stage, block, weights, weights);
-                } else {
-                    multiply_codes(stage, block, weights);
-                }
+        for (int block = 0; block < kBlocks; ++block) {
+            if constexpr (kExact) {
+                multiply_values(stage, block, weights, weights);
+            } else {
+                multiply_codes(stage, block, weights);
             }
         }
     }

@@ -2,8 +2,9 @@
 // every block has the whole list, and the query, in its shared memory.
 //
 // A row of one split has eight warps' tiles: each block takes the tiles of kAttentionWarps / blocks of these warps. Of
-// several splits each block takes every blocks-th, with all its warps. Results go to the first block, which merges them
-// behind one barrier of the cluster.
+// several splits each block takes every blocks-th, with all its warps. The blocks take turns so that the row's last token,
+// which may be the new one, is read by the block that has stored it: no other block has to see what it wrote. Results are sent to the first block, which merges
+// them once they are there.
 //
 // Determinism: the tiles of a warp and the order of every sum are those of sparse_attention.cuh, whoever takes them: the
 // bits are the same for any number of blocks.
@@ -13,6 +14,7 @@
 #include "kernels/attention_merge.cuh"
 #include "kernels/attention_tensor_core.cuh"
 #include "kernels/cluster.cuh"
+#include "kernels/cluster_inbox.cuh"
 #include "kernels/sparse_attention.cuh"
 
 namespace kvc {
@@ -64,10 +66,20 @@ struct ClusterAttention {
     const AttendedHead<T>& head;
     const ClusterAttentionLayout& layout;
     const AttendedRow& row;
-    int blocks;  // of the cluster: a power of two, at most kAttentionWarps
+    int blocks;     // of the cluster: a power of two, at most kAttentionWarps
+    int appender;   // rank of the block that has stored the new token
+    Inbox results;  // of the first block
+
+    // Bytes that the first block gets for a row: of every warp of one split, or of all splits.
+    __device__ __forceinline__ static uint32_t result_bytes(int count, int group, int head_size) {
+        constexpr int kPart = sizeof(SoftmaxPart), kFloat = sizeof(float);
+        const int splits = split_plan<ExactFormats>(count).splits;
+        const int of_warps = kAttentionWarps * kWarpHeads * (kPart + kHeadSize * kFloat);
+        return static_cast<uint32_t>(splits == 1 ? of_warps : splits * group * (kPart + head_size * kFloat));
+    }
 
     // After the lists, and of a row that reads all its entries after its new one is stored. Includes a barrier of the
-    // block or of the cluster before the first copy, and one of the cluster behind the last result.
+    // block or of the cluster before the first copy.
     __device__ __forceinline__ void attend() const {
         if (row.all) {
             synchronize_cluster();  // the new token is in memory
@@ -77,10 +89,13 @@ struct ClusterAttention {
         const SplitPlan plan = split_plan<ExactFormats>(row.count);
         const bool is_whole = plan.splits == 1;
         const int warps = is_whole ? kAttentionWarps >> log2_of_blocks(blocks) : kAttentionWarps;  // of a split, here
-        const int first_warp = is_whole ? cluster_rank() * warps : 0;
+        const int last =
+            is_whole ? (row.count - 1) / kTileTokens % kAttentionWarps * blocks / kAttentionWarps : plan.splits - 1;
+        const int turn = (last + cluster_rank() - appender) & (blocks - 1);
+        const int first_warp = is_whole ? turn * warps : 0;
         const int step = is_whole ? 1 : blocks;
 #pragma unroll 1
-        for (int split = is_whole ? 0 : cluster_rank(); split < plan.splits; split += step) {
+        for (int split = is_whole ? 0 : turn; split < plan.splits; split += step) {
             if (warp_index() < warps) {
                 attend_as_warp(plan, split, first_warp + warp_index(), is_whole);
             }
@@ -90,8 +105,8 @@ struct ClusterAttention {
                 __syncthreads();  // and merged: the next split may replace them
             }
         }
-        synchronize_cluster();
         if (cluster_rank() == 0) {
+            results.wait();
             finish(plan.splits);
         }
     }
@@ -107,21 +122,32 @@ private:
             &head.query[first_head * head.head_size], min(head.group - first_head, kWarpHeads), head.head_size,
             head.scale, dynamic_shared<float>(own_ring, layout.warp_floats), head.stages);
         const TokenRows<T> rows{head.keys, head.values, head.list, !row.all, 0, end, head.head_size};
-        attention.attend(rows, share.tiles(warp, split * plan.tokens, end));
-        const int to_block = is_whole ? 0 : cluster_rank();
-        const int to = is_whole ? layout.outputs + warp * outputs * static_cast<int>(sizeof(float)) : own_ring;
-        attention.store_parts(parts().part(warp * kWarpHeads, kWarpHeads).of_block(to_block));
-        attention.store_output(dynamic_shared<float>(to, outputs).of_block(to_block));
+        static_assert(unsplit_tokens(true) == 2 * kRoundTokens, "a warp of one split has two tiles at most");
+        const TileRange tiles = share.tiles(warp, split * plan.tokens, end);
+        if (is_whole && head.stages == 2 && tiles.first + tiles.step < tiles.end) {
+            attention.attend_two(rows, tiles);
+        } else {
+            attention.attend(rows, tiles);
+        }
+        const SharedSpan<SoftmaxPart> own_parts = parts().part(warp * kWarpHeads, kWarpHeads);
+        if (is_whole) {
+            const int to = layout.outputs + warp * outputs * static_cast<int>(sizeof(float));
+            attention.store_parts(results.outgoing(own_parts, 0));
+            attention.store_output(results.outgoing(dynamic_shared<float>(to, outputs), 0));
+        } else {
+            attention.store_parts(own_parts);
+            attention.store_output(dynamic_shared<float>(own_ring, outputs));
+        }
     }
 
     // Writes the result of one of several splits, from those of its warps, into the first block.
     __device__ __forceinline__ void merge_split(int split, int splits) const {
-        const SharedSpan<float4> outputs = split_outputs(splits).of_block(0).template cast<float4>();
-        const SharedSpan<SoftmaxPart> totals = split_parts(splits).of_block(0);
+        const auto outputs = results.outgoing(split_outputs(splits), 0).template cast<float4>();
+        const auto totals = results.outgoing(split_parts(splits), 0);
         merge_warps<kHeadSize>({parts(), ring(), layout.warp_floats, {nullptr, 0}}, head.group, head.head_size,
                                [&](int of, int d, const float (&sums)[4], const SoftmaxPart& total) {
                                    const int at = split * head.group + of;
-                                   outputs[(at * head.head_size + d) / 4] = {sums[0], sums[1], sums[2], sums[3]};
+                                   outputs[(at * head.head_size + d) / 4] = float4{sums[0], sums[1], sums[2], sums[3]};
                                    if (d == 0) {
                                        totals[at] = total;
                                    }

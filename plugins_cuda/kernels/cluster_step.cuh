@@ -11,8 +11,8 @@
 //
 // Every block lists all tokens that are selected, in its own shared memory, and keeps the query there.
 //
-// Barriers of the cluster: those of score_and_select, or one behind the new token of a row that reads all its entries;
-// one behind the results of the attention.
+// Barriers of the cluster: that of score_and_select; of a row that reads all its entries one behind the new token. Results
+// of the attention are sent asynchronously (cluster_inbox.cuh).
 //
 // Bytes per KV head: those of score_and_select without the list, and 2 k D s of keys and values.
 //
@@ -62,22 +62,23 @@ __host__ __device__ __forceinline__ ClusterStepLayout cluster_step_layout(const 
 }
 
 // Where a block writes the tokens that all blocks select: into its own list, and of its own pages for the caller.
-template <class T>
+template <class T, int kHeadSize>
 struct WholeList {
     SharedSpan<int32_t> list;
     SharedSpan<T> query;
     int32_t* selected;  // or null
+    Inbox results;
+    int group;
+    int head_size;
 
-    // Keeps this thread's channel of every head, which it has read itself.
-    __device__ __forceinline__ void keep_query(const GroupQuery& of) const {
-        const int d = static_cast<int>(threadIdx.x);
-        if (d < of.head_size) {
-#pragma unroll 4
-            for (int head = 0; head < of.group; ++head) {
-                query[head * of.head_size + d] = from_float<T>(of.values[head * of.head_size + d]);
-            }
+    // By one thread of the block. The first block gets the results of all.
+    __device__ __forceinline__ void open_inbox(const AttendedRow& row) const {
+        if (cluster_rank() == 0) {
+            results.make();
+            results.expect(ClusterAttention<T, kHeadSize>::result_bytes(row.count, group, head_size));
         }
     }
+    __device__ __forceinline__ void keep_query(int at, const T& value) const { query[at] = value; }
     __device__ __forceinline__ void write_page(int32_t token, int32_t slot, int32_t count, bool is_own) const {
         const bool is_told = is_own && selected != nullptr;
 #pragma unroll 1
@@ -113,9 +114,16 @@ __device__ __forceinline__ void step_in_cluster(const ClusterStepParams<T, Bound
     const int blocks = static_cast<int>(gridDim.x), outputs = append.group * append.head_size;
     const int64_t number = cluster_head(selection);
     T* const output = params.output + number * outputs;
-    const WholeList<T> lists = {dynamic_shared<int32_t>(layout.list, selection.limits.top_k),
-                                dynamic_shared<T>(layout.query, outputs), selected_of(selection, number)};
-    const AttendedRow row = select_in_cluster<T, kHeads, Bound>(selection, layout.selection, blocks, lists);
+    KVC_SHARED(uint64_t, counter, 1);
+    const Inbox results = {counter};
+    const WholeList<T, kHeadSize> lists = {dynamic_shared<int32_t>(layout.list, selection.limits.top_k),
+                                           dynamic_shared<T>(layout.query, outputs),
+                                           selected_of(selection, number),
+                                           results,
+                                           append.group,
+                                           append.head_size};
+    const SelectedRow selected = select_in_cluster<T, kHeads, Bound>(selection, layout.selection, blocks, lists);
+    const AttendedRow& row = selected.row;
     if (row.count == 0) {
         if (cluster_rank() == 0) {
             write_zeros<kScoreThreads>(output, outputs);
@@ -132,7 +140,7 @@ __device__ __forceinline__ void step_in_cluster(const ClusterStepParams<T, Bound
                                   append.head_size,
                                   params.stages,
                                   params.scale};
-    ClusterAttention<T, kHeadSize>{head, layout.attention, row, blocks}.attend();
+    ClusterAttention<T, kHeadSize>{head, layout.attention, row, blocks, selected.appender, results}.attend();
 }
 
 // Grid (blocks of a cluster, G, B): 8, 4, 2 or 1. kHeads is the group rounded up to 4 or 8, kHeadSize the head size

@@ -56,7 +56,17 @@ __device__ __forceinline__ Share share_before_warp(Share of_warp, SharedSpan<int
         storage[kWarps + warp] = of_warp.equal;
     }
     __syncthreads();
-    return {warp_sum(lane < warp ? storage[lane] : 0), warp_sum(lane < warp ? storage[kWarps + lane] : 0)};
+    static_assert(kWarps <= kWarpSize && (kWarps & (kWarps - 1)) == 0, "lanes repeat the warps' totals evenly");
+    const int32_t other = lane % kWarps;
+    Share before;
+    before.larger = other < warp ? storage[other] : 0;
+    before.equal = other < warp ? storage[kWarps + other] : 0;
+#pragma unroll
+    for (int32_t step = kWarps / 2; step > 0; step /= 2) {
+        before.larger += __shfl_xor_sync(kFullWarp, before.larger, step);
+        before.equal += __shfl_xor_sync(kFullWarp, before.equal, step);
+    }
+    return before;
 }
 
 // The selected among up to 32 candidates, one bit each.

@@ -63,18 +63,15 @@ public:
 
     // Writes the query on the chosen channels into the vectors from `to` on; zeros past the last channel and head.
     static __device__ __forceinline__ void write_query(const GroupQuery& query, uint4* to) {
-        const int count = query_vectors(query.channels, query.group);
+        constexpr int kWords = 4;  // of an operand: two channels of a head
+        const int count = query_vectors(query.channels, query.group) * kWords;
+#pragma unroll 1
         for (int i = static_cast<int>(threadIdx.x); i < count; i += kScoreThreads) {
-            const int row = i % kStepOperands / kQuad;
-            const int channel = i / kStepOperands * kStepChannels + i % kQuad * 2;
-            Vec<T> operand;
-#pragma unroll
-            for (int j = 0; j < kVectorWidth<T>; ++j) {  // a word has two channels of a head
-                const int word = j / 2;
-                const float factor = query.factor(row + word % 2 * kRows, channel + word / 2 * 8 + j % 2);
-                operand.values[j] = from_float<T>(factor);
-            }
-            platform::store_vector_of(to + i, operand);
+            const int operand = i / kWords, word = i % kWords;
+            const int head = operand % kStepOperands / kQuad + word % 2 * kRows;
+            const int channel = operand / kStepOperands * kStepChannels + operand % kQuad * 2 + word / 2 * 8;
+            reinterpret_cast<uint32_t*>(to)[i] =
+                pack_pair<T>(query.factor(head, channel), query.factor(head, channel + 1));
         }
     }
 

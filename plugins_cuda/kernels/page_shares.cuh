@@ -80,12 +80,12 @@ __device__ __forceinline__ void rank_pages(const ScoredPages& pages, SharedSpan<
         }
 #pragma unroll
         for (int i = 0; i < kHeads; ++i) {
-            if (first + i < pages.group) {
-                const HeadSoftmax head = heads[first + i];
+            const bool exists = first + i < pages.group;  // without a branch: exponentials of all heads are under way
+            const HeadSoftmax head = heads[exists ? first + i : first];
 #pragma unroll
-                for (int j = 0; j < kPages; ++j) {
-                    shares[j] += expf(scores.value[i][j] - head.maximum) * head.scale;
-                }
+            for (int j = 0; j < kPages; ++j) {
+                const float sum = shares[j] + expf(scores.value[i][j] - head.maximum) * head.scale;
+                shares[j] = exists ? sum : shares[j];
             }
         }
     }

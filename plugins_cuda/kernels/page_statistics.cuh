@@ -24,6 +24,7 @@
 #include "kernels/platform.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/shared.cuh"
+#include "kvc/limits.h"
 
 namespace kvc {
 
@@ -100,69 +101,93 @@ __device__ __forceinline__ void unit_statistics(const float (&scores)[kTiles][kP
     }
 }
 
-// Calls visit(i) for first, first + step, ... below `end`, in that order, four at a time while there are as many. A loop
-// that the compiler takes apart itself divides by `step` first.
-template <class Visit>
-__device__ __forceinline__ void for_each_step(int32_t first, int32_t end, int32_t step, const Visit& visit) {
-    int32_t i = first;
-#pragma unroll 1
-    for (; i + 3 * step < end; i += 4 * step) {
-        visit(i);
-        visit(i + step);
-        visit(i + 2 * step);
-        visit(i + 3 * step);
-    }
-#pragma unroll 1
-    for (; i < end; i += step) {
-        visit(i);
-    }
-}
-
-// Largest maximum of the parts first, first + step, ... below `end`.
-template <class Parts>
-__device__ __forceinline__ float largest_maximum(const Parts& parts, int32_t first, int32_t end, int32_t step) {
-    float maximum = minus_infinity();
-    for_each_step(first, end, step, [&](int32_t i) { maximum = fmaxf(maximum, parts[i].maximum); });
-    return maximum;
-}
-
-// Sum of the parts first, first + step, ... below `end`, relative to their `maximum`.
-template <class Parts>
-__device__ __forceinline__ float sum_of_parts(const Parts& parts, int32_t first, int32_t end, int32_t step,
-                                              float maximum) {
-    const float base = exponent_base(maximum);
-    float sum = 0.0f;
-    for_each_step(first, end, step, [&](int32_t i) { sum += parts[i].sum * expf(parts[i].maximum - base); });
-    return sum;
-}
-
-// The units of one head that a warp adds up: those of its lanes, one in `step`.
-struct UnitPart {
-    const ScoreStatistics* units;
-    int32_t first;  // of this lane
+// Parts first, first + step, ... below `end` of a head's units, or of what warps have added up. The first kHeld are read
+// at once and kept: their maximum is needed before their sum. Of what is missing there is a maximum of -inf and a sum of 0,
+// which change nothing.
+template <int kHeld, class Parts>
+struct HeldParts {
+    const Parts parts;
+    int32_t first;
     int32_t end;
     int32_t step;
+    ScoreStatistics held[kHeld];
 
-    __device__ __forceinline__ float maximum() const { return largest_maximum(units, first, end, step); }
-    __device__ __forceinline__ float sum(float maximum) const { return sum_of_parts(units, first, end, step, maximum); }
+    __device__ __forceinline__ HeldParts(const Parts& of, int32_t from, int32_t to, int32_t by)
+        : parts(of), first(from), end(to), step(by) {
+#pragma unroll
+        for (int32_t i = 0; i < kHeld; ++i) {
+            held[i] = {minus_infinity(), 0.0f};
+            if (first + i * step < end) {
+                held[i] = parts[first + i * step];
+            }
+        }
+    }
+
+    __device__ __forceinline__ float maximum() const {
+        float largest = minus_infinity();
+#pragma unroll
+        for (int32_t i = 0; i < kHeld; ++i) {
+            largest = fmaxf(largest, held[i].maximum);
+        }
+#pragma unroll 1
+        for (int32_t i = first + kHeld * step; i < end; i += step) {
+            largest = fmaxf(largest, parts[i].maximum);
+        }
+        return largest;
+    }
+
+    // Relative to `maximum`, in ascending order.
+    __device__ __forceinline__ float sum(float maximum) const {
+        const float base = exponent_base(maximum);
+        float sum = 0.0f;
+#pragma unroll
+        for (int32_t i = 0; i < kHeld; ++i) {
+            sum += held[i].sum * expf(held[i].maximum - base);
+        }
+#pragma unroll 1
+        for (int32_t i = first + kHeld * step; i < end; i += step) {
+            sum += parts[i].sum * expf(parts[i].maximum - base);
+        }
+        return sum;
+    }
 };
+
+// `value` / `divisor` of numbers up to 16 and from 1 to 16: a division by what the compiler does not know takes the time of
+// two loads from shared memory. 256 / divisor is rounded up, and its bytes less one are in two words.
+__host__ __device__ __forceinline__ constexpr int small_quotient(int value, int divisor) {
+    const uint64_t inverses = divisor <= 8 ? 0x1f242a333f557fffull : 0x0f1112131517191cull;
+    return value * (static_cast<int>(inverses >> (divisor - 1) % 8 * 8 & 0xffu) + 1) >> 8;
+}
+constexpr bool small_quotients_are_exact() {
+    for (int value = 0; value <= 16; ++value) {
+        for (int divisor = 1; divisor <= 16; ++divisor) {
+            if (small_quotient(value, divisor) != value / divisor) return false;
+        }
+    }
+    return true;
+}
+static_assert(small_quotients_are_exact());
 
 // The softmax of every head, from the statistics of its units [g, stride], `count` of them in a row -> heads [g].
 // kParts: the most parts into which the units of all heads are divided, each added up by a warp; the bits depend on it.
+// kHeld: units of a lane that are read at once; no bits depend on it.
 // Two barriers, the last one after the result is written.
-template <int kThreads, int kParts = kThreads / kWarpSize>
+template <int kThreads, int kHeld, int kParts = kThreads / kWarpSize>
 __device__ __forceinline__ void head_softmax(const ScoreStatistics* units, int64_t stride, int32_t count, int32_t group,
                                              SharedSpan<HeadSoftmax> heads) {
     constexpr int kWarps = kThreads / kWarpSize;
     static_assert(kParts == kWarps || kParts == 2 * kWarps, "a warp has one part or two");
+    static_assert(kParts <= 16 && KVC_LARGEST_GROUP <= 16, "small_quotient divides them");
+    using Part = HeldParts<kHeld, const ScoreStatistics*>;
     KVC_SHARED(ScoreStatistics, of_parts, kParts);
-    const int parts = min(kParts / group, (count + kWarpSize - 1) / kWarpSize);  // of one head
-    const auto part_at = [&](int part, int32_t end) -> UnitPart {
-        return {units + part / parts * stride, part % parts * kWarpSize + lane_index(), end, parts * kWarpSize};
+    const int parts = min(small_quotient(kParts, group), (count + kWarpSize - 1) / kWarpSize);  // of one head
+    const auto part_at = [&](int part, int32_t end) -> Part {
+        const int head = small_quotient(part, parts);
+        return {units + head * stride, (part - head * parts) * kWarpSize + lane_index(), end, parts * kWarpSize};
     };
     const int own = warp_index(), other = own + kWarps;
     if (own < group * parts) {
-        const UnitPart part = part_at(own, count);
+        const Part part = part_at(own, count);
         if constexpr (kParts == kWarps) {
             const float maximum = warp_max(part.maximum());
             const float sum = warp_sum(part.sum(maximum));
@@ -170,7 +195,7 @@ __device__ __forceinline__ void head_softmax(const ScoreStatistics* units, int64
                 of_parts[own] = {maximum, sum};
             }
         } else {  // step by step for both, so that their shuffles are under way together
-            const UnitPart second = part_at(other, other < group * parts ? count : 0);
+            const Part second = part_at(other, other < group * parts ? count : 0);
             float maximum = part.maximum(), second_maximum = second.maximum();
             maximum = warp_max(maximum);
             second_maximum = warp_max(second_maximum);
@@ -186,8 +211,10 @@ __device__ __forceinline__ void head_softmax(const ScoreStatistics* units, int64
     __syncthreads();
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < group) {
-        const float maximum = largest_maximum(of_parts, thread * parts, (thread + 1) * parts, 1);
-        heads[thread] = {maximum, 1.0f / sum_of_parts(of_parts, thread * parts, (thread + 1) * parts, 1, maximum)};
+        constexpr int kHeldParts = 4;
+        const HeldParts<kHeldParts, SharedSpan<ScoreStatistics>> all(of_parts, thread * parts, (thread + 1) * parts, 1);
+        const float maximum = all.maximum();
+        heads[thread] = {maximum, 1.0f / all.sum(maximum)};
     }
     __syncthreads();
 }

@@ -15,8 +15,8 @@
 // bounds in memory, then stages them; no other block reads them. It also writes key and value; the first block writes the
 // query where it is rotated here. Scores, statistics and keys never leave the multiprocessors.
 //
-// Barriers of the cluster: one for "every block has begun", arrived at early and waited for after the scores; one after
-// the statistics; one after the keys: from there on no block writes into another one.
+// Barriers of the cluster: one for "every block has begun", waited for after the scores. Statistics and keys are sent
+// asynchronously: a block waits for all that it gets (cluster_inbox.cuh).
 //
 // Bytes per KV head: r P b of bounds (b bytes each), 2D sectors of 32 bytes of bounds, 4 D s for the token, 4 top_k
 // written, and g D s of query for every block.
@@ -30,6 +30,7 @@
 #include "kernels/attended_row.cuh"
 #include "kernels/bound_table.cuh"
 #include "kernels/cluster.cuh"
+#include "kernels/cluster_inbox.cuh"
 #include "kernels/cluster_select.cuh"
 #include "kernels/copy_async.cuh"
 #include "kernels/dependent_launch.cuh"
@@ -54,7 +55,6 @@ struct ScoreAndSelectParams {
     int32_t pages;        // P
     int32_t top_r;        // r
     int32_t row_vectors;  // 16-byte vectors of a staged row: enough for the pages of a block of the longest row
-    int32_t row_threads;  // threads that stage a row together: a power of two, at least row_vectors
 };
 
 // Pages of a thread, neighbours, that it ranks at a time: a vector of keys.
@@ -99,6 +99,24 @@ __host__ __device__ __forceinline__ int pages_of_block(int pages, int blocks) {
     return (((pages + kWidth - 1) / kWidth + blocks - 1) >> log2_of_blocks(blocks)) * kWidth;
 }
 
+// What the blocks of a cluster send each other while they select.
+struct SelectionInboxes {
+    static constexpr int kCount = 2;
+    SharedSpan<uint64_t> counters;  // [kCount]
+
+    __device__ __forceinline__ Inbox units() const { return {counters.part(0, 1)}; }
+    __device__ __forceinline__ Inbox keys() const { return {counters.part(1, 1)}; }
+
+    // By one thread of the block, of a row of so many pages.
+    __device__ __forceinline__ void open(int pages, int group) const {
+        const int vectors = (pages + kClusterPages - 1) / kClusterPages;
+        units().make();
+        units().expect(static_cast<uint32_t>(group * units_of(pages)) * static_cast<uint32_t>(sizeof(ScoreStatistics)));
+        keys().make();
+        keys().expect(static_cast<uint32_t>(vectors) * static_cast<uint32_t>(sizeof(uint4)));
+    }
+};
+
 // One KV head of a row.
 template <class T, int kHeads, class Bound>
 struct ClusterHead {
@@ -109,6 +127,8 @@ struct ClusterHead {
     const GroupQuery query;
     const ChunkTask task;
     const int blocks;  // of the cluster
+    const SelectionInboxes inboxes;
+    const SharedSpan<uint32_t> histograms;
 
     // Writes scores and statistics of the block's pages to shared memory. Includes a barrier of the block, and the one
     // by which every block of the cluster has begun.
@@ -116,6 +136,10 @@ struct ClusterHead {
         __syncthreads();  // the channels are chosen, and the page's bounds written
         if (task.count > 0) {
             stage(table);
+        }
+        announce_to_cluster();
+        if (task.count > 0) {
+            write_query();
             const ScoreLayout& own = layout.score;
             const ScoredChunk chunk = {
                 &scores()[0],
@@ -127,6 +151,7 @@ struct ClusterHead {
             Scorer(params.top_r, query.group, own.factors, own.scratch)
                 .template score<2>(staged(), {temperatures(), query.group}, chunk);
         }
+        clear_wide_histograms<kScoreThreads>(histograms);
         wait_for_cluster();
         __syncthreads();
     }
@@ -135,17 +160,16 @@ struct ClusterHead {
     template <class Lists>
     __device__ __forceinline__ void select(const AttendedRow& row, const Lists& lists) const {
         KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
-        KVC_SHARED(uint32_t, histograms, kWideWords);
         KVC_SHARED(uint32_t, sums, kRadixBins);
         KVC_SHARED(int32_t, shares, kEmissionWords<kScoreThreads>);
-        clear_wide_histograms<kScoreThreads>(histograms);
-        publish_units();
-        synchronize_cluster();
+        constexpr int kHeldUnits = 2;
+        send_units();
         const int last = task.start + task.last;
-        head_softmax<kScoreThreads, kTokenWarps>(&row_units()[0], units_of(params.pages), units_of(last + 1),
-                                                 query.group, heads);
-        publish_keys(heads);
-        synchronize_cluster();
+        inboxes.units().wait();
+        head_softmax<kScoreThreads, kHeldUnits, kTokenWarps>(&row_units()[0], units_of(params.pages),
+                                                             units_of(last + 1), query.group, heads);
+        send_keys(heads);
+        inboxes.keys().wait();
         const ScoredPages all = {nullptr, nullptr, 0, 0, params.page_size, row.compared(params.limits), last + 1};
         const auto weight_at = [&](int32_t page) { return all.weight(page); };
         const auto emit = [&](int32_t page, int32_t slot, int32_t count) {
@@ -158,22 +182,34 @@ struct ClusterHead {
 
 private:
     // The statistics of the block's units, for every block: warp w writes to block w, of fewer blocks with other warps.
-    __device__ __forceinline__ void publish_units() const {
+    __device__ __forceinline__ void send_units() const {
         static_assert(kScoreWarps == kClusterBlocks, "every block has a warp");
         const int64_t stride = units_of(params.pages);
         const int shift = log2_of_blocks(blocks);
-        const SharedSpan<ScoreStatistics> to = row_units().of_block(warp_index() & (blocks - 1));
+        const auto to = inboxes.units().outgoing(row_units(), warp_index() & (blocks - 1));
         const int count = units_of(task.count), first = (warp_index() >> shift) * kWarpSize + lane_index();
-        for (int head = 0; head < query.group; ++head) {
+        constexpr int kTogether = 4;
 #pragma unroll 1
-            for (int unit = first; unit < count; unit += kScoreThreads >> shift) {
-                to[head * stride + task.start / kUnitPages + unit] = units()[head * layout.chunk_units + unit];
+        for (int unit = first; unit < count; unit += kScoreThreads >> shift) {
+#pragma unroll 1
+            for (int from = 0; from < query.group; from += kTogether) {
+                ScoreStatistics own[kTogether];
+#pragma unroll
+                for (int i = 0; i < kTogether; ++i) {
+                    own[i] = units()[min(from + i, query.group - 1) * layout.chunk_units + unit];
+                }
+#pragma unroll
+                for (int i = 0; i < kTogether; ++i) {
+                    if (from + i < query.group) {
+                        to[(from + i) * stride + task.start / kUnitPages + unit] = own[i];
+                    }
+                }
             }
         }
     }
 
     // The order keys of the block's pages, for every block; a thread ranks kClusterPages neighbours at a time.
-    __device__ __forceinline__ void publish_keys(SharedSpan<HeadSoftmax> heads) const {
+    __device__ __forceinline__ void send_keys(SharedSpan<HeadSoftmax> heads) const {
         const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, query.group,
                                    params.page_size, 0,       task.count};
 #pragma unroll 1
@@ -183,22 +219,26 @@ private:
             uint32_t keys[kClusterPages];
             tile.read(pages, first, 0);
             rank_pages(pages, heads, first, tile, keys);
-            const SharedSpan<uint4> to = row_keys().part(task.start + first, kClusterPages).template cast<uint4>();
+            const int vector = (task.start + first) / kClusterPages;
 #pragma unroll
             for (int rank = 0; rank < kClusterBlocks; ++rank) {
                 if (rank < blocks) {
-                    to.of_block(rank)[0] = uint4{keys[0], keys[1], keys[2], keys[3]};
+                    inboxes.keys().outgoing(row_keys(), rank).template cast<uint4>()[vector] =
+                        uint4{keys[0], keys[1], keys[2], keys[3]};
                 }
             }
         }
     }
 
-    // The bounds of the block's pages, and the query on their channels; a barrier behind both.
+    // Starts to copy the bounds of the block's pages.
     __device__ __forceinline__ void stage(const Bound* table) const {
-        const ScoreLayout& own = layout.score;
-        StagedQuads quads(&query.chosen.template cast<uint4>()[0], (own.rows + 3) / 4, params.row_threads);
-        stage_bounds(table, params.pages, params.row_threads, quads, params.top_r, task.start, task.count, staged());
+        stage_bounds_by_warps(table, params.pages, query.chosen, params.top_r, task.start, task.count, staged());
         copy_async_commit();
+    }
+
+    // The query on the chosen channels; a barrier behind it and the bounds.
+    __device__ __forceinline__ void write_query() const {
+        const ScoreLayout& own = layout.score;
         const int vectors = Scorer::query_vectors(params.top_r, query.group);
         Scorer::write_query(query, &dynamic_shared<uint4>(own.factors, vectors)[0]);
         find_temperatures(query, &temperatures()[0]);
@@ -231,7 +271,10 @@ private:
 struct OwnTokens {
     TokenLists lists;
 
-    __device__ __forceinline__ void keep_query(const GroupQuery&) const {}
+    __device__ __forceinline__ void open_inbox(const AttendedRow&) const {}
+
+    template <class T>
+    __device__ __forceinline__ void keep_query(int, const T&) const {}
     __device__ __forceinline__ void write_page(int32_t token, int32_t slot, int32_t count, bool is_own) const {
         if (is_own) {
 #pragma unroll 1
@@ -258,24 +301,36 @@ __device__ __forceinline__ int32_t* selected_of(const ScoreAndSelectParams<T, Bo
     return params.selected == nullptr ? nullptr : params.selected + head * params.selected_width;
 }
 
-// Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same branch:
-// the choice to select pages depends on the row alone.
+// Stores the token and selects, in a row that takes part in the step; returns the rank of the block that stores the token.
+// All blocks of a cluster take the same branch: the choice to select pages depends on the row alone.
 template <class T, int kHeads, class Bound, class Lists>
-__device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>& params, const ClusterLayout& layout,
-                                           int blocks, const GroupQuery& query, const QueryChannel& own,
-                                           const TokenChannel<T>& entry, int64_t slot, const AttendedRow& row,
-                                           const Lists& lists) {
+__device__ __forceinline__ int select_row(const ScoreAndSelectParams<T, Bound>& params, const ClusterLayout& layout,
+                                          int blocks, const GroupQuery& query, const QueryChannel& own,
+                                          const TokenChannel<T>& entry, int64_t slot, const AttendedRow& row,
+                                          const Lists& lists) {
     const AppendParams<T>& append = params.append;
     const int size = append.head_size;
     const int64_t head = cluster_head(params);
+    KVC_SHARED(uint32_t, histograms, kWideWords);
+    KVC_SHARED(uint64_t, counters, SelectionInboxes::kCount);
+    const SelectionInboxes inboxes = {counters};
     Bound* table = params.bounds + head * 2 * size * params.pages;
     const int page = (row.length - 1) / params.page_size, chunk = pages_of_block<Bound>(page + 1, blocks);
-    const int first = cluster_rank() * chunk;
-    const bool appends = page >= first && page < first + chunk;
+    int appender = 0;  // without a division
+#pragma unroll
+    for (int rank = 1; rank < kClusterBlocks; ++rank) {
+        appender += page >= rank * chunk ? 1 : 0;
+    }
+    const bool appends = cluster_rank() == appender;
     const JoinedChannel<T> joined(BoundTable<T>(table, kIsFp8<Bound>), appends ? size : 0, params.pages, page);
-    lists.keep_query(query);
+    if (threadIdx.x == 0) {
+        if (!row.all) {
+            inboxes.open(page + 1, append.group);
+        }
+        lists.open_inbox(row);
+        fence_inboxes();
+    }
     if (!row.all) {
-        announce_to_cluster();
         choose_channels(own, query);
     }
     if (appends) {  // elsewhere `joined` is no channel
@@ -284,15 +339,22 @@ __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>&
     }
     if (!row.all) {
         const ChunkTask task = chunk_task(row, page, params.page_size, chunk);
-        const ClusterHead<T, kHeads, Bound> own_head = {params, layout, query, task, blocks};
+        const ClusterHead<T, kHeads, Bound> own_head = {params, layout, query, task, blocks, inboxes, histograms};
         own_head.score(table);
         own_head.select(row, lists);
     }
+    return appender;
 }
 
-// One KV head of a row, by its cluster of `blocks`, up to the lists. Returns what the row reads.
+// What a row reads, and the rank of the block that has stored its new token.
+struct SelectedRow {
+    AttendedRow row;
+    int appender;
+};
+
+// One KV head of a row, by its cluster of `blocks`, up to the lists.
 template <class T, int kHeads, class Bound, class Lists>
-__device__ __forceinline__ AttendedRow select_in_cluster(const ScoreAndSelectParams<T, Bound>& params,
+__device__ __forceinline__ SelectedRow select_in_cluster(const ScoreAndSelectParams<T, Bound>& params,
                                                          const ClusterLayout& layout, int blocks, const Lists& lists) {
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
     const AppendParams<T>& append = params.append;
@@ -303,10 +365,12 @@ __device__ __forceinline__ AttendedRow select_in_cluster(const ScoreAndSelectPar
     const HeadChannel<T> channel(append.token, row_number, size);
     const TokenChannel<T> entry = append.entry_of(channel, row_number, kv_head);
     T* const rotated = cluster_rank() == 0 ? append.rotated_of(head) : nullptr;
-    const QueryChannel own = read_query(channel, append.query_of(row_number, kv_head), rotated, query);
+    const QueryChannel own = read_query(channel, append.query_of(row_number, kv_head), rotated, query,
+                                        [&](int at, const T& value) { lists.keep_query(at, value); });
     const AttendedRow row = attended_row(slot, params.limits);
+    int appender = 0;
     if (row.length > 0) {
-        select_row<T, kHeads, Bound>(params, layout, blocks, query, own, entry, slot, row, lists);
+        appender = select_row<T, kHeads, Bound>(params, layout, blocks, query, own, entry, slot, row, lists);
     }
     const int threads = blocks * kScoreThreads;
     const int thread = cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x);
@@ -316,7 +380,7 @@ __device__ __forceinline__ AttendedRow select_in_cluster(const ScoreAndSelectPar
     if (int32_t* const selected = selected_of(params, head); selected != nullptr) {  // the slots past the selected ones
         fill_selected(selected, row.all ? 0 : row.count, row.count, params.selected_width, thread, threads);
     }
-    return row;
+    return {row, appender};
 }
 
 // Grid (kClusterBlocks, G, B) in clusters of kClusterBlocks. Empty where there are no clusters: never launched there.

@@ -61,10 +61,11 @@ __device__ __forceinline__ uint32_t importance_key(float importance) {
 }
 
 // Reads query [g,D]: fills `to.values` and returns the thread's channel. Loads of several heads are under way together.
-// Where heads are rotated on the way, they are also written to `rotated` [g,D], unless it is null.
-template <class T>
+// Where heads are rotated on the way, they are also written to `rotated` [g,D], unless it is null. Every number goes to
+// keep(place in [g,D], value) too.
+template <class T, class Keep>
 __device__ __forceinline__ QueryChannel read_query(const HeadChannel<T>& channel, const T* __restrict__ query,
-                                                   T* __restrict__ rotated, const GroupQuery& to) {
+                                                   T* __restrict__ rotated, const GroupQuery& to, const Keep& keep) {
     constexpr int kInFlight = 4;
     if (!channel.exists()) {
         return {0, 0};
@@ -77,22 +78,26 @@ __device__ __forceinline__ QueryChannel read_query(const HeadChannel<T>& channel
         typename HeadChannel<T>::Pair read[kInFlight];
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-            if (first + i < to.group) {
-                read[i] = channel.load(query + (first + i) * to.head_size);
-            }
+            read[i] = channel.load(query + min(first + i, to.group - 1) * to.head_size);  // without a branch
         }
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
+            const int at = (first + i) * to.head_size + d;
+            read[i].own = channel.rotated(read[i]);
+            const float q = to_float(read[i].own);
             if (first + i < to.group) {
-                const int at = (first + i) * to.head_size + d;
-                const T value = channel.rotated(read[i]);
-                if (rotated != nullptr) {
-                    rotated[at] = value;
-                }
-                const float q = to_float(value);
+                keep(at, read[i].own);
                 to.values[at] = q;
                 importance += fabsf(q);
                 sum += q;
+            }
+        }
+        if (rotated != nullptr) {
+#pragma unroll
+            for (int i = 0; i < kInFlight; ++i) {
+                if (first + i < to.group) {
+                    rotated[(first + i) * to.head_size + d] = read[i].own;
+                }
             }
         }
     }

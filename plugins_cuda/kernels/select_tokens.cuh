@@ -106,7 +106,9 @@ struct SelectionStorage {
 // Fills storage.heads and clears the histogram, followed by a barrier.
 __device__ __forceinline__ void find_softmax(const ScoredPages& pages, const SelectionStorage& storage) {
     clear_histogram<kTokenThreads, kTokenCopies>(storage.histogram);
-    head_softmax<kTokenThreads>(pages.units, pages.row_units, units_of(pages.count), pages.group, storage.heads);
+    constexpr int kHeldUnits = 4;
+    head_softmax<kTokenThreads, kHeldUnits>(pages.units, pages.row_units, units_of(pages.count), pages.group,
+                                            storage.heads);
 }
 
 // Writes the best `quota` tokens by the pages' keys.

@@ -106,6 +106,45 @@ private:
     uint4 next_{};
 };
 
+// Starts the copies of pages [start, start + count) of one KV head's table [2D,P] on the chosen channels, and writes the
+// rows of zeros. The caller commits the copies. A warp takes every kScoreWarps-th row, a vector to a lane, so that rows may
+// have any number of vectors. They are aligned, and `start` is a multiple of a vector's pages.
+template <class Bound>
+__device__ __forceinline__ void stage_bounds_by_warps(const Bound* __restrict__ table, int pages,
+                                                      const SharedSpan<int32_t>& chosen, int channels, int start,
+                                                      int count, const StagedBounds<Bound>& to) {
+    static_assert(kAlignedRows<Bound>);
+    constexpr int kWidth = kVectorWidth<Bound>;
+    constexpr int kTogether = 8;
+    const char* const bytes = reinterpret_cast<const char*>(table + start);
+    const auto row_bytes = static_cast<uint32_t>(pages * static_cast<int>(sizeof(Bound)));
+#pragma unroll 1
+    for (int i = warp_index(); i < channels; i += kTogether * kScoreWarps) {
+        uint32_t offsets[kTogether];  // of the rows, all read ahead of their first copies
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+            offsets[j] = static_cast<uint32_t>(chosen[min(i + j * kScoreWarps, channels - 1)]) * row_bytes;
+        }
+#pragma unroll 1
+        for (int place = lane_index() * kWidth; place < count; place += kWarpSize * kWidth) {
+            const char* const own = bytes + place * static_cast<int>(sizeof(Bound));
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j) {
+                const int row = i + j * kScoreWarps;
+                if (row < channels) {
+                    copy_async_16(&to.values[row * to.row + place], own + offsets[j]);
+                }
+            }
+        }
+    }
+    const SharedSpan<uint4> all = to.values.template cast<uint4>();
+    const int end = to.rows * to.row / kWidth;
+#pragma unroll 1
+    for (int i = channels * to.row / kWidth + static_cast<int>(threadIdx.x); i < end; i += kScoreThreads) {
+        all[i] = uint4{0, 0, 0, 0};
+    }
+}
+
 // Starts the copies of pages [start, start + count) of one KV head's table [2D,P] on `channels` rows, and writes the rows
 // of zeros. `row_threads`, a power of two, stage a row together: at least as many as it has vectors. The caller commits
 // the copies. Where rows are aligned, `start` is a multiple of a vector's pages.
@@ -140,11 +179,9 @@ __device__ __forceinline__ void stage_bounds(const Bound* __restrict__ table, in
             }
         });
     }
-    if (place < to.row) {
-        quads.for_each_of(channels, to.rows, [&](int i) {
-            to.values.template cast<uint4>()[(i * to.row + place) / kWidth] = uint4{0, 0, 0, 0};
-        });
-    }
+    quads.for_each_of(channels, to.rows, [&](int i) {
+        to.values.template cast<uint4>()[(i * to.row + place) / kWidth] = uint4{0, 0, 0, 0};
+    });
 }
 
 }  // namespace kvc

@@ -11,7 +11,6 @@ namespace {
 /// The cases in which clusters take whole steps. The limits rest on predictions: docs/kernels/decode-selection.md.
 struct ClusterStepRule {
     static constexpr int32_t kVectorStep = 8;  // rows of bounds are in different banks
-    static constexpr int32_t kFewestThreads = 16;
     static constexpr int32_t kLargestHeadSize = 128;
     static constexpr int32_t kLargestGroup = 8;
 
@@ -57,11 +56,7 @@ private:
         ScoreAndSelectParams<T, Bound>& selection = params.selection;
         const int64_t vectors = pages_of_block<Bound>(selection.pages, blocks) / kVectorWidth<Bound>;
         selection.row_vectors = static_cast<int32_t>(ceil_div(vectors, int64_t{kVectorStep}) * kVectorStep);
-        selection.row_threads = kFewestThreads;
-        while (selection.row_threads < selection.row_vectors) {
-            selection.row_threads *= 2;
-        }
-        if (selection.row_threads > kScoreThreads) {
+        if (selection.row_vectors > kScoreThreads) {
             return false;
         }
         for (params.stages = is_on(Switch::kRing) ? 2 : 1; params.stages > 0; --params.stages) {

@@ -70,7 +70,7 @@ bool launch_score_and_select(const KvcHybridAttentionParams& p, const AppendPara
     }
     ScoreAndSelectParams<T, Bound> params = selection_params<T, Bound>(p, append, pages);
     params.indices = indices;
-    params.row_vectors = params.row_threads = rule.row_vectors;
+    params.row_vectors = rule.row_vectors;
     const int bytes =
         cluster_layout<T, kHeads, Bound>(rule.row_vectors, p.top_r, append.group, p.head_size, pages).total;
     launch<score_and_select<T, kHeads, Bound>>("score_and_select", grid_of(kClusterBlocks, p.kv_heads, p.batch),

@@ -20,10 +20,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP, SELECT = "kernels/score_and_select.cuh", "kernels/cluster_select.cuh"
-STATISTICS = "kernels/page_statistics.cuh"
-APPENDS = "page >= first && page < first + chunk"
+STATISTICS, BOUNDS = "kernels/page_statistics.cuh", "kernels/staged_bounds.cuh"
+APPENDS = "appends = cluster_rank() == appender"
 ROTATED = "cluster_rank() == 0 ? append.rotated_of(head)"
-BARRIER, CLUSTER_BARRIER = "__syncthreads();", "synchronize_cluster();"
+BARRIER = "__syncthreads();"
+BARRIERS = (BARRIER, "wait_for_cluster();", "announce_to_cluster();", "().wait();", "fence_inboxes();")
 
 
 def without(name: str, file: str, what: str, context: str, instead: str = "") -> Mutation:
@@ -41,24 +42,27 @@ MUTATIONS = (
     without("the_wait_for_the_copies", STEP, "copy_async_wait<0>();", "copy_async_wait<0>();"),
     without("the_announcement", STEP, "announce_to_cluster();", "announce_to_cluster();"),
     without("the_wait_for_the_blocks", STEP, "wait_for_cluster();", "wait_for_cluster();"),
-    without("the_barrier_behind_the_statistics", STEP, CLUSTER_BARRIER, f"publish_units();\n        {CLUSTER_BARRIER}"),
-    without(
-        "the_barrier_behind_the_keys",
+    without("the_wait_for_the_statistics", STEP, "inboxes.units().wait();", "inboxes.units().wait();"),
+    without("the_wait_for_the_keys", STEP, "inboxes.keys().wait();", "inboxes.keys().wait();", BARRIER),
+    without("the_fence_behind_the_inboxes", STEP, "fence_inboxes();", "fence_inboxes();"),
+    Mutation("statistics_of_a_unit_are_not_expected", STEP, "group * units_of(pages))", "group * units_of(pages) - 1)"),
+    Mutation("a_vector_of_keys_is_not_expected", STEP, "uint32_t>(vectors) *", "uint32_t>(vectors - 1) *"),
+    Mutation(
+        "statistics_of_the_last_head_are_not_sent",
         STEP,
-        CLUSTER_BARRIER,
-        f"publish_keys(heads);\n        {CLUSTER_BARRIER}",
-        BARRIER,
+        "if (from + i < query.group) {",
+        "if (from + i + 1 < query.group) {",
     ),
     without("the_barrier_behind_the_histogram", SELECT, BARRIER, f"{BARRIER}\n        const auto thread"),
     without("the_barrier_behind_the_sums", SELECT, BARRIER, f"{BARRIER}\n        const auto group"),
     Mutation("passes_share_a_histogram", SELECT, "part(pass * kWideBins, kWideBins)", "part(0 * pass, kWideBins)"),
     Mutation("one_histogram_is_not_cleared", SELECT, "i < kWideWords / 4 / kThreads", "i < kWideWords / 6 / kThreads"),
-    Mutation("keys_for_the_first_blocks_alone", STEP, "rank < kClusterBlocks; ++rank", "rank < 5; ++rank"),
+    Mutation("keys_for_the_first_blocks_alone", STEP, "rank = 0; rank < kClusterBlocks", "rank = 0; rank < 5"),
     Mutation(
         "keys_where_the_first_block_has_its_own",
         STEP,
-        "part(task.start + first, kClusterPages)",
-        "part(first, kClusterPages)",
+        "vector = (task.start + first) / kClusterPages",
+        "vector = first / kClusterPages",
     ),
     Mutation("the_last_page_has_no_key", STEP, "(row_keys(), last + 1)", "(row_keys(), last)"),
     Mutation("a_thread_has_one_round", SELECT, "(count + kRound - 1) / kRound", "(count + kRound - 1) / (2 * kRound)"),
@@ -92,9 +96,17 @@ MUTATIONS = (
     Mutation(
         "fp8_is_stored_as_the_caches_type", STEP, "BoundTable<T>(table, kIsFp8<Bound>)", "BoundTable<T>(table, false)"
     ),
-    Mutation("the_last_of_four_parts_is_lost", STATISTICS, "visit(i + 3 * step);", ""),
+    Mutation("the_last_held_unit_is_lost", STATISTICS, "step < end) {", "step < end && i + 1 < kHeld) {"),
+    Mutation("units_past_those_held_are_lost", STATISTICS, "sum += parts[i].sum * expf(parts[i].maximum - base);", ""),
+    Mutation("the_last_staged_vector_is_lost", BOUNDS, "place < count; place +=", "place + kWidth <= count; place +="),
+    Mutation("the_last_staged_row_is_lost", BOUNDS, "if (row < channels) {", "if (row + 1 < channels) {"),
+    Mutation("rows_are_staged_once", BOUNDS, "i += kTogether * kScoreWarps", "i += 2 * kTogether * kScoreWarps"),
+    Mutation("long_rows_are_cut", BOUNDS, "place += kWarpSize * kWidth", "place += 8 * kWarpSize * kWidth"),
+    Mutation("zeros_are_left_out", BOUNDS, "end = to.rows * to.row", "end = channels * to.row"),
     Mutation("the_last_unit_is_not_in_the_softmax", STEP, "units_of(last + 1)", "units_of(last)"),
-    Mutation("statistics_for_the_first_block_alone", STEP, "of_block(warp_index() & (blocks - 1))", "of_block(0)"),
+    Mutation(
+        "statistics_for_the_first_block_alone", STEP, "row_units(), warp_index() & (blocks - 1)", "row_units(), 0"
+    ),
     Mutation("statistics_where_the_first_block_has_its_own", STEP, "task.start / kUnitPages + unit]", "unit]"),
     Mutation(
         "the_last_page_is_full",
@@ -108,8 +120,8 @@ MUTATIONS = (
         "lists.write_page(page * params.page_size,",
         "lists.write_page((page - task.start) * params.page_size,",
     ),
-    Mutation("every_block_appends", STEP, APPENDS, "true"),
-    Mutation("the_first_block_appends", STEP, APPENDS, "cluster_rank() == 0"),
+    Mutation("every_block_appends", STEP, APPENDS, "appends = true"),
+    Mutation("the_first_block_appends", STEP, APPENDS, "appends = cluster_rank() == 0"),
     Mutation("bounds_are_not_raised", STEP, f"joined.raise({STORE});", f"static_cast<void>({STORE});"),
     Mutation(
         "only_the_first_block_fills_the_list",
@@ -154,7 +166,19 @@ def check(library: KernelLibrary) -> None:
                        dtype=torch.bfloat16)  # fmt: skip
     far = pages_case(1000, top_k=100, heads=4)
     far.k_new.copy_(2 * far.query[:, ::4])  # one head looks at the last unit, of the fourth warp's part
-    cases += [recent, alike, last, far, *rows]  # those of many rows take longest: most mistakes are noticed before
+    beyond = pages_case(1000, top_k=100, heads=9)
+    beyond.k_new.copy_(2 * beyond.query[:, ::9])  # the same, where a lane has more units than it holds
+    channels = step_case(lengths=(400,), heads=4, kv_heads=1, size=128, page=2, top_r=90, top_k=30, capacity=401,
+                         dtype=torch.bfloat16, seed=7)  # more than a block's warps stage at a time  # fmt: skip
+    cases += [
+        recent,
+        alike,
+        last,
+        far,
+        beyond,
+        channels,
+        *rows,
+    ]  # those of many rows take longest: most mistakes are noticed before
     library.set_device(WITH_CLUSTERS)
     with CLUSTER_STEP.off(library):
         library.set_schedule("reverse")  # what the first block writes is there last
@@ -176,7 +200,7 @@ def test_a_mutation_removes_every_barrier() -> None:
     """Every barrier of the two headers is removed by one of the mutations."""
     for file in (STEP, SELECT):
         text = (ROOT / "plugins_cuda" / file).read_text()
-        for barrier in (BARRIER, CLUSTER_BARRIER, "wait_for_cluster();", "announce_to_cluster();"):
+        for barrier in BARRIERS:
             removed = sum(
                 mutation.right.count(barrier) > mutation.wrong.count(barrier)
                 for mutation in MUTATIONS

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP, ATTENTION = "kernels/cluster_step.cuh", "kernels/cluster_attention.cuh"
-SCORES, BOUNDS = "kernels/score_and_select.cuh", "kernels/staged_bounds.cuh"
-BARRIERS = ("__syncthreads();", "synchronize_cluster();")
+SCORES, TENSOR_CORE = "kernels/score_and_select.cuh", "kernels/attention_tensor_core.cuh"
+BARRIERS = ("__syncthreads();", "synchronize_cluster();", "results.wait();")
 MUTATIONS = (
     Mutation("control", ATTENTION, "if (!is_whole) {", "if (is_whole == false) {"),
     Mutation(
@@ -35,15 +35,25 @@ MUTATIONS = (
         "__syncthreads();  // and merged: the next split may replace them",
         "",
     ),
+    Mutation("without_the_wait_for_the_results", ATTENTION, "results.wait();", ""),
+    Mutation("another_block_reads_the_new_token", ATTENTION, "cluster_rank() - appender) &", "cluster_rank()) &"),
+    Mutation("another_block_reads_the_last_split", ATTENTION, ": plan.splits - 1;", ": 0;"),
+    Mutation("another_block_reads_the_last_tile", ATTENTION, "% kAttentionWarps * blocks /", "% kAttentionWarps * 0 /"),
+    Mutation("results_of_a_warp_are_not_expected", ATTENTION, "of_warps = kAttentionWarps *", "of_warps = 7 *"),
+    Mutation("results_of_a_split_are_not_expected", ATTENTION, ": splits * group *", ": (splits - 1) * group *"),
+    Mutation("two_tiles_are_read_early", TENSOR_CORE, "copy_async_wait<2>();", "copy_async_wait<3>();"),
+    Mutation("without_the_wait_for_the_first_values", TENSOR_CORE, "copy_async_wait<1>();\n        rescale", "rescale"),
+    Mutation("without_the_wait_for_the_last_values", TENSOR_CORE, "copy_async_wait<0>();", ""),
     Mutation(
-        "without_the_barrier_behind_the_results",
-        ATTENTION,
-        "synchronize_cluster();\n        if (cluster_rank() == 0)",
-        "__syncthreads();\n        if (cluster_rank() == 0)",
+        "the_tail_of_the_second_tile_counts", TENSOR_CORE, "leave_out(scores[1], firsts[1] + group_, rows.end);", ""
     ),
-    Mutation("every_block_has_the_first_warps", ATTENTION, "is_whole ? cluster_rank() * warps : 0", "0"),
+    Mutation("the_first_of_two_tiles_is_not_rescaled", TENSOR_CORE, "rescale_by(corrections[1]);", ""),
+    Mutation(
+        "maxima_of_two_tiles_are_of_a_lane", TENSOR_CORE, "maxima[i / 2][i % 2], others[i]);", "others[i], others[i]);"
+    ),
+    Mutation("every_block_has_the_first_warps", ATTENTION, "is_whole ? turn * warps : 0", "0"),
     Mutation("a_block_has_too_few_warps", ATTENTION, "warp_index() < warps", "warp_index() < max(warps - 1, 1)"),
-    Mutation("every_block_takes_the_first_split", ATTENTION, "is_whole ? 0 : cluster_rank(); split", "0; split"),
+    Mutation("every_block_takes_the_first_split", ATTENTION, "is_whole ? 0 : turn; split", "0; split"),
     Mutation("splits_are_skipped", ATTENTION, "is_whole ? 1 : blocks;", "is_whole ? 1 : 2 * blocks;"),
     Mutation(
         "a_split_starts_at_the_first_token",
@@ -52,12 +62,10 @@ MUTATIONS = (
         "share.tiles(warp, 0, end)",
     ),
     Mutation("a_split_ends_with_the_row", ATTENTION, "end = plan.end(split, row.count)", "end = row.count"),
-    Mutation(
-        "results_stay_at_home", ATTENTION, "to_block = is_whole ? 0 : cluster_rank()", "to_block = cluster_rank()"
-    ),
-    Mutation("parts_stay_at_home", ATTENTION, "kWarpHeads).of_block(to_block)", "kWarpHeads)"),
-    Mutation("splits_stay_at_home", ATTENTION, "split_outputs(splits).of_block(0)", "split_outputs(splits)"),
-    Mutation("totals_stay_at_home", ATTENTION, "split_parts(splits).of_block(0)", "split_parts(splits)"),
+    Mutation("results_stay_at_home", ATTENTION, "(to, outputs), 0)", "(to, outputs), cluster_rank())"),
+    Mutation("parts_stay_at_home", ATTENTION, "(own_parts, 0)", "(own_parts, cluster_rank())"),
+    Mutation("splits_stay_at_home", ATTENTION, "(split_outputs(splits), 0)", "(split_outputs(splits), cluster_rank())"),
+    Mutation("totals_stay_at_home", ATTENTION, "(split_parts(splits), 0)", "(split_parts(splits), cluster_rank())"),
     Mutation("a_row_is_listed_that_has_no_list", ATTENTION, "head.list, !row.all, 0", "head.list, true, 0"),
     Mutation("a_list_is_not_read", ATTENTION, "head.list, !row.all, 0", "head.list, false, 0"),
     Mutation("one_split_is_merged_as_several", ATTENTION, "if (splits == 1) {", "if (splits == 0) {"),
@@ -73,7 +81,7 @@ MUTATIONS = (
         "layout.selection.total > layout.attention.ring_end",
         "layout.selection.total > 0",
     ),
-    Mutation("a_head_keeps_the_query_of_the_first", STEP, "query[head * of.head_size + d] = ", "query[d] = "),
+    Mutation("a_head_keeps_the_query_of_the_first", STEP, "query[at] = value", "query[at % head_size] = value"),
     Mutation(
         "only_own_tokens_are_listed",
         STEP,
@@ -104,7 +112,6 @@ MUTATIONS = (
         "first += kScoreThreads * kClusterPages",
         "first += 8 * kScoreThreads * kClusterPages",
     ),
-    Mutation("zeros_in_the_next_row", BOUNDS, "place < to.row", "true"),
 )
 MUTANTS = Mutants("src/cluster_step.cu", MUTATIONS, RARELY_INLINED, others=("src/hybrid_attention.cu",))
 

@@ -27,17 +27,17 @@ GATHER, MOVE = "kernels/gather_cache.cuh", "kernels/move_in_place.cuh"
 FP8 = "kernels/fp8.cuh"
 BARRIER = "__syncthreads();\n"
 LAST = "first + part < n ? first + part : n"
-TIES_BEFORE = "warp ? storage[kWarps + lane]"
+TIES_BEFORE = "warp ? storage[kWarps + other]"
 SEGMENT_END = "min(first + layout.segment_slots, (page + 1) * layout.page_size)"
 MUTATIONS = (
     Mutation("control", RADIX, "if (quota <= 0)", "if (quota < 1)"),
     Mutation("no_barrier_after_the_clearing", POOL, f"{BARRIER}    const auto keys_read", "const auto keys_read"),
     Mutation("no_barrier_before_the_copies_are_added", RADIX, f"{BARRIER}        add_up", "add_up"),
     Mutation("no_barrier_before_a_digit_is_taken", RADIX, f"{BARRIER}        const uint32_t", "const uint32_t"),
-    Mutation("no_barrier_between_the_shares_of_warps", EMIT, f"{BARRIER}    return {{warp_sum", "return {warp_sum"),
+    Mutation("no_barrier_between_the_shares_of_warps", EMIT, f"{BARRIER}    static_assert", "static_assert"),
     Mutation("bins_are_compared_one_by_one", RADIX, "if (above < quota) {", "if (weights[j] < quota) {"),
     Mutation("all_ties", RADIX, "(other & mask) > key", "(other & mask) >= key"),
-    Mutation("ties_by_descending_index", EMIT, f"lane < {TIES_BEFORE}", f"lane > {TIES_BEFORE}"),
+    Mutation("ties_by_descending_index", EMIT, f"other < {TIES_BEFORE}", f"other > {TIES_BEFORE}"),
     Mutation("the_last_candidate_is_lost", EMIT, f"{LAST};", f"{LAST} - 1;"),
     Mutation("no_barrier_in_the_pooling", POOL, f"values[j];\n        {BARRIER}", "values[j];\n"),
     Mutation("pooling_sees_the_window", POOL, "< votes_count ? pooling_key", "<= votes_count ? pooling_key"),

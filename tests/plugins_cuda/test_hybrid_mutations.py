@@ -57,7 +57,12 @@ MUTATIONS = (
     Mutation("no_rows_of_zeros", STAGED, "for_each_of(channels, to.rows,", "for_each_of(channels, channels,"),
     Mutation("some_rows_are_not_staged", STAGED, "quad += step_) {", "quad += 2 * step_) {"),
     Mutation("halves_of_a_step_change_places", TENSOR_CORE, "word / 2 * 8", "(1 - word / 2) * 8"),
-    Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "+ j % 2);", "+ 1 - j % 2);"),
+    Mutation(
+        "channels_of_a_pair_change_places",
+        TENSOR_CORE,
+        "(head, channel), query.factor(head, channel + 1)",
+        "(head, channel + 1), query.factor(head, channel)",
+    ),
     Mutation(
         "a_small_group_writes_one_span",
         TENSOR_CORE,
@@ -76,7 +81,12 @@ MUTATIONS = (
         alone=True,
     ),
     Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kPages", "page = 0"),
-    Mutation("the_last_aligned_vector_is_not_staged", STAGED, "place < count ?", "place + kWidth <= count ?"),
+    Mutation(
+        "the_last_aligned_vector_is_not_staged",
+        STAGED,
+        "place < count ? channels : 0;\n        quads",
+        "place + kWidth <= count ? channels : 0;\n        quads",
+    ),
     Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
     Mutation("minimum_for_maximum", CHANNELS, "row < head_size ? value : -value", "value"),
     Mutation("pages_past_the_end_count", CHUNK, "scores[tile][i] = minus_infinity();", "scores[tile][i] = 9.0f;"),
@@ -85,11 +95,11 @@ MUTATIONS = (
     Mutation(
         "a_unit_of_minus_infinities_is_nan", STATISTICS, "maximum == minus_infinity() ? 0.0f : maximum", "maximum"
     ),
-    Mutation("parts_past_the_fours_are_lost", STATISTICS, "i < end; i += step", "i < first; i += step"),
-    Mutation("sums_of_units_as_they_are", STATISTICS, "parts[i].sum * expf(parts[i].maximum - base)", "parts[i].sum"),
+    Mutation("the_first_parts_are_lost", STATISTICS, "step < end) {", "step < end && i > 0) {"),
+    Mutation("sums_of_units_as_they_are", STATISTICS, "held[i].sum * expf(held[i].maximum - base)", "held[i].sum"),
     Mutation("the_last_unit_does_not_count", STATISTICS, "(pages + kUnitPages - 1) / kUnitPages", "pages / kUnitPages"),
     without_barrier("after_the_statistics_of_warps", STATISTICS, f"{BARRIER}\n    const int thread"),
-    without_barrier("after_the_softmax", STATISTICS, f"1, maximum)}};\n    }}\n    {BARRIER}"),
+    without_barrier("after_the_softmax", STATISTICS, f"all.sum(maximum)}};\n    }}\n    {BARRIER}"),
     Mutation(
         "a_partial_page_gives_as_many_as_a_full_one", SHARES, "min(max(left, 0), page_size)", "left < 1 ? 0 : page_size"
     ),
@@ -106,7 +116,7 @@ MUTATIONS = (
         "select_in_registers<Keys::kPages>(pages, row.best(params.limits)",
         "select_in_registers<Keys::kPages>(pages, row.count",
     ),
-    Mutation("shares_of_the_first_head_alone", SHARES, "shares[j] +=", "shares[j] = first + i > 0 ? shares[j] :"),
+    Mutation("shares_of_the_first_head_alone", SHARES, "exists ? sum : shares[j]", "first + i == 0 ? sum : shares[j]"),
     Mutation("heads_of_equal_sums", SHARES, " * head.scale;", ";"),
     Mutation("the_last_page_of_a_thread_is_lost", RADIX, "if (j < count) visit", "if (j + 1 < count) visit"),
     Mutation("ties_of_a_thread_by_descending_index", EMIT, "__ffs(static_cast<int32_t>(left)) - 1", "31 - __clz(left)"),

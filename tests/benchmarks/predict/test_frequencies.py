@@ -98,8 +98,9 @@ def test_a_loop_without_a_source_is_reported_as_unmatched(places: RowSlots) -> N
 
 def _asking(*after: int) -> SassBlock:
     """An mbarrier is asked for bytes."""
+    other = Instruction(0, "YIELD", "", "", (("ptx.cuh", 7),))
     ask = Instruction(0, "SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0, [R14+URZ], R13", "", (("ptx.cuh", 7),))
-    return SassBlock("", [ask, Instruction(16, "BRA", "`(.L_x_1)", "!P0", (("ptx.cuh", 7),))], list(after))
+    return SassBlock("", [other, ask, Instruction(16, "BRA", "`(.L_x_1)", "!P0", (("ptx.cuh", 7),))], list(after))
 
 
 def test_a_wait_for_bytes_counts_once(places: RowSlots) -> None:

@@ -64,6 +64,12 @@ def test_bytes_are_waited_for_where_the_kernel_asks() -> None:
     assert waiting.units["memory"] == 4
 
 
+def test_a_fence_of_the_block_waits_for_less_than_one_of_the_device() -> None:
+    (own,) = chain.costs(_kernel([("MEMBAR.ALL.CTA", ""), ("FADD", "R5, R6, R7")]), [1.0])
+    (of_device,) = chain.costs(_kernel([("MEMBAR.SC.GPU", ""), ("FADD", "R5, R6, R7")]), [1.0])
+    assert of_device.clocks - own.clocks == hardware.LATENCY["MEMBAR"] - hardware.BLOCK_FENCE_LATENCY
+
+
 def test_a_round_of_a_loop_waits_for_the_round_before() -> None:
     chained = _kernel([("MUFU.EX2", "R1, R1")], loop=True)
     (cost,) = chain.costs(chained, [1.0])

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) page_statistics(const StatisticsPara
         }
     }
     __syncthreads();
-    head_softmax<kThreads, kStatisticsParts>(params.units, units, units, params.group, heads);
+    head_softmax<kThreads, 2, kStatisticsParts>(params.units, units, units, params.group, heads);
     if (static_cast<int32_t>(threadIdx.x) < params.group) params.heads[threadIdx.x] = heads[threadIdx.x];
 }
 
