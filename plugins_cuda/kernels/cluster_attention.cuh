@@ -3,8 +3,8 @@
 //
 // A row of one split has eight warps' tiles: each block takes the tiles of kAttentionWarps / blocks of these warps. Of
 // several splits each block takes every blocks-th, with all its warps. The blocks take turns so that the row's last token,
-// which may be the new one, is read by the block that has stored it: no other block has to see what it wrote. Results are sent to the first block, which merges
-// them once they are there.
+// which may be the new one, is read by the block that has stored it: no other has to see it. Results are sent to the
+// first block, which merges them once they are there.
 //
 // Determinism: the tiles of a warp and the order of every sum are those of sparse_attention.cuh, whoever takes them: the
 // bits are the same for any number of blocks.
