@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.build import ROOT, host_objects, kernel_objects
 from tests.plugins_cuda.guards import VARIABLE, Mistake, guarded, with_mistake
@@ -118,7 +117,7 @@ def _try_out(library: Path, number: int, check: Check, answer: Connection) -> No
     ctypes.c_int.in_dll(ctypes.CDLL(str(library)), VARIABLE).value = number
     try:
         check(KernelLibrary(library))
-    except (AssertionError, KernelError) as error:
+    except Exception as error:  # the control passes, so it is the mistake's: it may have written over a tensor's sizes
         answer.send(f"{type(error).__name__}: {error}")
     else:
         answer.send("")
