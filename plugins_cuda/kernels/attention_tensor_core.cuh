@@ -383,12 +383,10 @@ private:
     // Turns scores [tokens token, token + 8][heads 2t, 2t+1] into weights and rescales the sums so far.
     __device__ __forceinline__ void weigh(float (&scores)[4], int token, int end) {
         float corrections[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const float upper = token < end ? scores[e] : -INFINITY;
-            const float lower = token + 8 < end ? scores[2 + e] : -INFINITY;
-            weigh_head(e, scores, upper, lower, maximum_groups(fmaxf(upper, lower)), corrections);
-        }
+        leave_out(scores, token, end);
+        const float maxima[2] = {maximum_groups(fmaxf(scores[0], scores[2])),
+                                 maximum_groups(fmaxf(scores[1], scores[3]))};
+        weigh_tile(scores, maxima, corrections);
         rescale_by(corrections);
     }
 
@@ -421,23 +419,17 @@ private:
         }
     }
 
-    // A tile whose maxima are known.
+    // A tile whose maxima are known: its weights, and what the sums so far are to be multiplied by.
     __device__ __forceinline__ void weigh_tile(float (&scores)[4], const float (&maxima)[2], float (&corrections)[2]) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            weigh_head(e, scores, scores[e], scores[2 + e], maxima[e], corrections);
+        for (int e = 0; e < 2; ++e) {  // of head 2t + e
+            const float maximum = fmaxf(maximum_[e], maxima[e]);
+            corrections[e] = softmax_weight(maximum_[e], maximum);
+            scores[e] = softmax_weight(scores[e], maximum);
+            scores[2 + e] = softmax_weight(scores[2 + e], maximum);
+            sum_[e] = sum_[e] * corrections[e] + (scores[e] + scores[2 + e]);
+            maximum_[e] = maximum;
         }
-    }
-
-    // Head 2t + e of a tile: its weights, and what the sums so far are to be multiplied by.
-    __device__ __forceinline__ void weigh_head(int e, float (&scores)[4], float upper, float lower, float of_tile,
-                                               float (&corrections)[2]) {
-        const float maximum = fmaxf(maximum_[e], of_tile);
-        corrections[e] = softmax_weight(maximum_[e], maximum);
-        scores[e] = softmax_weight(upper, maximum);
-        scores[2 + e] = softmax_weight(lower, maximum);
-        sum_[e] = sum_[e] * corrections[e] + (scores[e] + scores[2 + e]);
-        maximum_[e] = maximum;
     }
 
     __device__ __forceinline__ void rescale_by(const float (&corrections)[2]) {

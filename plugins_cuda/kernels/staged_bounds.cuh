@@ -56,16 +56,16 @@ __device__ __forceinline__ SharedSpan<int32_t> starts_of_rows() {
 // division takes the time of four loads from shared memory.
 __device__ __forceinline__ int log2_of(int value) { return __ffs(value) - 1; }
 
-// The rows that a thread stages: four at a time, one vector each. kScoreThreads / row_threads threads have a vector of
+// The rows that a thread stages: four at a time, one vector each. kScoreThreads / row_vectors threads have a vector of
 // the same pages and take turns.
 class StagedQuads {
 public:
     // `quads`: the numbers of the rows to stage, four to a vector; the thread's first four are read now.
-    __device__ __forceinline__ StagedQuads(const uint4* quads, int count, int row_threads)
+    __device__ __forceinline__ StagedQuads(const uint4* quads, int count, int row_vectors)
         : quads_(quads),
           count_(count),
-          step_(kScoreThreads >> log2_of(row_threads)),
-          own_(static_cast<int>(threadIdx.x) >> log2_of(row_threads)) {
+          step_(kScoreThreads >> log2_of(row_vectors)),
+          own_(static_cast<int>(threadIdx.x) >> log2_of(row_vectors)) {
         read_next(own_);
     }
 
@@ -146,15 +146,15 @@ __device__ __forceinline__ void stage_bounds_by_warps(const Bound* __restrict__ 
 }
 
 // Starts the copies of pages [start, start + count) of one KV head's table [2D,P] on `channels` rows, and writes the rows
-// of zeros. `row_threads`, a power of two, stage a row together: at least as many as it has vectors. The caller commits
-// the copies. Where rows are aligned, `start` is a multiple of a vector's pages.
+// of zeros. A row has `row_vectors` vectors, a power of two, each staged by a thread. The caller commits the copies. Where
+// rows are aligned, `start` is a multiple of a vector's pages.
 template <class Bound>
-__device__ __forceinline__ void stage_bounds(const Bound* __restrict__ table, int pages, int row_threads,
+__device__ __forceinline__ void stage_bounds(const Bound* __restrict__ table, int pages, int row_vectors,
                                              StagedQuads& quads, int channels, int start, int count,
                                              const StagedBounds<Bound>& to) {
     constexpr int kWidth = kVectorWidth<Bound>;
     // The place of this thread's vector in its rows. Elements of a table are below 512 · 2^20.
-    const int place = (static_cast<int>(threadIdx.x) & (row_threads - 1)) * kWidth;
+    const int place = (static_cast<int>(threadIdx.x) & (row_vectors - 1)) * kWidth;
     if constexpr (kAlignedRows<Bound>) {
         // Few instructions for each copy: blocks with many pages have hundreds, and offsets of 32 bits are enough.
         const char* const bytes = reinterpret_cast<const char*>(table);

@@ -152,7 +152,7 @@ MUTATIONS: dict[Check, tuple[Mutation, ...]] = {
         wrong("a_ring_of_one_is_read_early", TENSOR_CORE, "wait<1>();\n        } else", "wait<2>();\n        } else"),
         wrong("a_ring_of_two_is_read_early", TENSOR_CORE, "wait<3>", "wait<4>"),
         wrong("keys_are_replaced_early", TENSOR_CORE, *KEYS_ARE_REPLACED_EARLY),
-        wrong("tail_of_a_tile_counts", TENSOR_CORE, "lower = token + 8 < end", "lower = token + 7 < end"),
+        wrong("tail_of_a_tile_counts", TENSOR_CORE, "token + 8 < end ?", "token + 7 < end ?"),
         wrong("weights_change_places", TENSOR_CORE, "group % 2 == 0 ? kLower", "group % 2 != 0 ? kLower"),
         wrong("tail_of_a_batch_counts", FMA, "tokens[j] < rows.end ?", "tokens[j] <= rows.end ?"),
         wrong("a_full_row_takes_part", "attended_row.cuh", "cache_length < capacity", "cache_length <= capacity"),
