@@ -55,13 +55,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="runs of every measurement (default 3; quick: 1)")
     parser.add_argument("--minutes", type=float, default=20, help="time for measuring (default 20)")
     parser.add_argument("--only", default="", help="only contenders whose name contains this")
-    parser.add_argument("--points", default="", help="only points whose name matches: 'tokens$' for batch 1")
+    parser.add_argument("--points", type=_pattern, default="", help="only points whose name matches, such as 'tokens$'")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--artefacts", type=Path, default=ROOT / "build" / "peer-models", help="where models are kept")
     parser.add_argument("--peers-python", type=Path, default=_DEFAULT_PYTHON, help="Python of the peers' environment")
     parser.add_argument("--fresh", action="store_true", help="drop the results of this commit first")
     parser.add_argument("--page", action="store_true", help="measure nothing, write the page")
     return parser
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
 
 
 def _measure(arguments: argparse.Namespace, runs: Runs) -> None:
@@ -102,7 +109,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Measurement]:
     return [
         one
         for one in found
-        if arguments.only in one.contender.name and re.search(arguments.points, str(one.point)) and _present(one)
+        if arguments.only in one.contender.name and arguments.points.search(str(one.point)) and _present(one)
     ]
 
 

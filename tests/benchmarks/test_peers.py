@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import machine, store
 from benchmarks.idle import Others
+from benchmarks.peers import __main__ as peers
 from benchmarks.peers import artefacts, formats_page, page, rounds
 from benchmarks.peers.bars import bars, bars_of_formats
 from benchmarks.peers.contenders import CONTENDERS, OF_FORMATS
@@ -247,6 +248,14 @@ def test_the_page_of_formats_has_the_bars_and_every_row(data, tmp_path, monkeypa
     assert f"| m8, int4, 4,096 tokens | step | {beside}" in text
     assert "| OpenVINO GenAI eviction, u8 cache | 4.00 | 6.00 | - |" in text
     assert "Not measured yet: m8, int8, 4,096 tokens; m8, int4, 16,384 tokens;" in text
+
+
+def test_points_are_chosen_by_a_pattern_and_a_wrong_one_is_refused(capsys):
+    chosen = peers._parser().parse_args(["--points", "tokens$"]).points
+    assert {one.batch for one in FORMATS if chosen.search(str(one))} == {1}
+    with pytest.raises(SystemExit, match="2"):
+        peers._parser().parse_args(["--points", "m8 ("])
+    assert "'m8 (' is no regular expression" in capsys.readouterr().err
 
 
 def test_measurements_at_two_contexts_are_drawn_with_every_name(data, tmp_path, monkeypatch):
