@@ -47,7 +47,7 @@ class TritonServer:
 
     def __init__(self, repository: Path, directory: Path, *options: str) -> None:
         self.killed = False
-        """True once the server has been ended by force."""
+        """True once a caller has asked for its end by force, whatever the server had come to by then."""
         self.http, self.grpc, self._metrics = free_ports(3)
         self._prefix = f"kvc_{os.getpid()}_{self.http}_"
         self._log = directory / "server.log"
@@ -113,8 +113,8 @@ class TritonServer:
 
     def kill(self) -> None:
         """End the server whatever it is doing, and remove the files that it then leaves."""
+        self.killed = True
         if self.process.poll() is None:
-            self.killed = True
             self.process.kill()
             self.process.wait()
         for left in SHARED_MEMORY.glob(f"{self._prefix}*"):

@@ -285,7 +285,7 @@ def test_the_end_of_the_server_lets_a_stream_finish(repository, tmp_path):
 
 
 def test_a_model_whose_process_died_does_not_answer(repository, tmp_path):
-    """Triton goes on to call it ready: only an answer shows that it lives."""
+    """Triton goes on to call it ready, or rarely aborts on a lock of the dead one: only an answer shows life."""
     only = tmp_path / "only"
     only.mkdir()
     (only / "tiny").symlink_to(repository / "tiny")
@@ -293,5 +293,5 @@ def test_a_model_whose_process_died_does_not_answer(repository, tmp_path):
         assert server.generate("tiny", text_input=LAMP).body["text_output"] == ANSWER
         server.kill_stubs()
         status = server.generate("tiny", text_input=LAMP).status
-        assert status >= 400 or status == NO_REPLY, server.log  # rarely it closes the connection instead
+        assert status >= 400 or status == NO_REPLY, server.log
         server.kill()
