@@ -64,7 +64,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-formats bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving studies soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-changed-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-formats bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving studies soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -250,9 +250,9 @@ test: env
 	$(SIDE_BY_SIDE) lint types emulation-plain
 	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL) $(addprefix --ignore=,$(SANITIZED_ONLY))
 
-test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
-	$(SIDE_BY_SIDE) kernel-resources lint types types-tensorrt dynamo-env triton-env clients-env $(if $(EVERYTHING),aiperf-env)
-	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
+test-all:
+	$(SIDE_BY_SIDE) everything-compiled lint types types-tensorrt dynamo-env triton-env clients-env $(if $(EVERYTHING),aiperf-env)
+	$(SIDE_BY_SIDE) kernel-resources test-changed-kernels
 	$(MAKE) test-as-on-a-gpu
 	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
 		$(addprefix --ignore=,$(MUTANTS) $(EVERY_KERNEL) $(if $(EVERYTHING),,$(SANITIZED_ONLY)))
@@ -261,10 +261,17 @@ test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
 test-everything:
 	$(MAKE) test-all EVERYTHING=--everything
 
-# What reads the kernels and little else. `make test-all` passes it over as long as none of its inputs change.
+# `make test-all` passes the tests of kernels over as long as none of their inputs change.
+test-changed-kernels:
+	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
+
+# What reads the kernels and little else.
+test-kernels: export KVC_TRT_LOADED_MODULES := $(abspath $(BUILD))/kernels-loaded
 test-kernels:
-	rm -rf $(BUILD)/kernels-loaded
-	KVC_TRT_LOADED_MODULES="$(abspath $(BUILD))/kernels-loaded" $(MAKE) test-sanitized test-races test-mutants
+	rm -rf "$(KVC_TRT_LOADED_MODULES)"
+	$(MAKE) test-sanitized
+	$(MAKE) test-races
+	$(MAKE) test-mutants
 	$(NATIVE) python -m tests.kernel_stamp $(BUILD) --write
 
 test-mutants: emulation-plain
@@ -288,7 +295,8 @@ test-races: emulation
 test-as-on-a-gpu: emulation-plain
 	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest $(EVERYTHING) $(ON_TWO_CORES) -m gpu $(AS_ON_A_GPU)
 
-kernel-resources: everything-compiled
+# Of the libraries that `everything-compiled` has made.
+kernel-resources:
 	$(NATIVE) python -m benchmarks.kernels.resources $(BUILD) --check
 
 gpu: $(VENV)/.cuda-build

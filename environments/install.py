@@ -14,11 +14,13 @@ It runs before anything is installed: it uses the standard library and what pip 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import importlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,6 +157,14 @@ def pip_install(locked: Iterable[Locked], *, may_be_absent: bool = False) -> boo
     return True
 
 
+@contextlib.contextmanager
+def alone_in(environment: Path) -> Iterator[None]:
+    """Wait until no other process installs into an environment, and keep others waiting until the end of the block."""
+    with (environment / ".installing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(description="install a locked environment into this Python")
@@ -167,10 +177,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = requirements([*of_project(options.extra, project=options.project), *options.requirements])
     locked = for_this_python(read(FOLDER / f"{options.lock}.txt"))
     try:
-        while left := missing(asked, locked, dependencies=not options.no_dependencies):
-            install(left, read(OTHER_BUILDS))
-        if options.project:
-            subprocess.run([*PIP, "--no-build-isolation", "--editable", str(PROJECT)], check=True)
+        with alone_in(Path(sys.prefix)):
+            while left := missing(asked, locked, dependencies=not options.no_dependencies):
+                install(left, read(OTHER_BUILDS))
+            if options.project:
+                subprocess.run([*PIP, "--no-build-isolation", "--editable", str(PROJECT)], check=True)
     except NotLocked as error:
         print(f"error: environments/{options.lock}.txt has no version of {error}; run make lock", file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
 from email.message import Message
@@ -161,6 +162,22 @@ def test_an_absent_build_leaves_the_locked_version(package: Path) -> None:
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
     install.install([version("lonely==1.0", digest)], [version("lonely==1.0+elsewhere", "0" * 64)])
     assert (package.parent / "target" / "lonely.py").exists()
+
+
+def test_one_process_at_a_time_installs_into_an_environment(tmp_path: Path) -> None:
+    """`make` installs several extras of one environment side by side."""
+    entered = threading.Event()
+
+    def enter() -> None:
+        with install.alone_in(tmp_path):
+            entered.set()
+
+    other = threading.Thread(target=enter)
+    with install.alone_in(tmp_path):
+        other.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(60)
+    other.join()
 
 
 @pytest.mark.parametrize("words", [["--no-dependencies", "lonely==1.0"], ["lonely==1.0", "--no-dependencies"]])
