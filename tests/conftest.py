@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # the cores (two on two cores waited for one another a third of the time).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Threads of ONNX Runtime that wait actively would take the cores from the other test processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # The operators' bodies are the specification: tests run them, whatever library lies in `build`. Those of the native
 # operators name the library.
 os.environ.setdefault("KVC_TRT_CPU_KERNELS", "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 
 NO_ERRORS = 4  # they are raised; the log would say them once more
+WAIT_POLICY = "OMP_WAIT_POLICY"
+"""The environment variable in which OpenMP is told that threads sleep while they wait: "passive"."""
 _OUT_OF_MEMORY = "Failed to allocate memory"  # how ONNX Runtime's arena says it
 
 
@@ -116,6 +119,8 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     # Threads wait actively within a run only. Otherwise they do so for some 20 ms after it, on the processors that
     # the next session needs: a slice of a prefill after each step, and a step after each slice.
     session_options.add_session_config_entry("session.force_spinning_stop", "1")
+    passive = os.environ.get(WAIT_POLICY, "").lower() == "passive"
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0" if passive else "1")
     if options.shares_buffers:
         _make_shared_arena()
         session_options.add_session_config_entry("session.use_env_allocators", "1")

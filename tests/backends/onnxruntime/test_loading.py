@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from kvc_trt.backends.onnxruntime import loading
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
 from kvc_trt.backends.onnxruntime.native import VARIABLE, NativeOperators
 from kvc_trt.errors import UnsupportedEnvironment
@@ -68,5 +70,16 @@ print(time.process_time() - before)
 
 def test_threads_do_not_wait_actively_after_a_run():
     """Runs in a process of its own: other processes can only reduce its processor time."""
-    done = subprocess.run([sys.executable, "-c", AFTER_A_RUN], capture_output=True, text=True, check=True, timeout=120)
+    environment = {name: value for name, value in os.environ.items() if name != loading.WAIT_POLICY}
+    command = [sys.executable, "-c", AFTER_A_RUN]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
     assert float(done.stdout) < 0.005
+
+
+@pytest.mark.parametrize(("policy", "waits_actively"), [(None, True), ("active", True), ("PASSIVE", False)])
+def test_threads_sleep_while_they_wait_where_the_environment_says_so(policy, waits_actively, monkeypatch):
+    monkeypatch.delenv(loading.WAIT_POLICY)
+    if policy is not None:
+        monkeypatch.setenv(loading.WAIT_POLICY, policy)
+    options = loading._session_options(LoadOptions(2, prepack=True))
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == str(int(waits_actively))

@@ -216,4 +216,4 @@ def _variables() -> dict[str, str]:
     It runs bodies or native operators as this process does: a real model's answers may differ between the two.
     """
     kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "KVC_TRT_CPU_KERNELS") if name in os.environ}
-    return {**_installation().variables(kept), "OMP_NUM_THREADS": "1"}
+    return {**_installation().variables(kept), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
