@@ -135,14 +135,18 @@ void soften(float* scores, int64_t width, int64_t count, const float* key_scales
     *total = sum_of_elements(sum);
 }
 
-/// output[head, channel] = sum of weight times value, for `Heads` heads and `Parts` vectors of channels.
+/// output[head, channel] = sum of weight times value, for `Heads` heads and `Parts` vectors of channels. Later rows are
+/// prefetched in order: values and, behind the last one, the first keys of the part to which this thread attends next.
 template <int Heads, int Parts, class Load>
-inline void weigh_block(const Table& values, int64_t count, const float* weights, int64_t width, float* output,
-                        int64_t output_width, const Load& load_parts) {
+inline void weigh_block(const Table& keys, const Table& values, int64_t count, const float* weights, int64_t width,
+                        float* output, int64_t output_width, const Load& load_parts) {
     Vector sums[Heads][Parts] = {};
     for (int64_t token = 0; token < count; ++token) {
         Vector parts[Parts];
-        if (values.tokens == nullptr) prefetch_row(values, token + values.ahead);
+        if (values.tokens == nullptr) {
+            const int64_t later = token + values.ahead;
+            prefetch_row(later < count ? values : keys, later);
+        }
         load_parts(row_of(values, token), parts);
         for (int head = 0; head < Heads; ++head) {
             const float weight = weights[head * width + token];
@@ -155,37 +159,38 @@ inline void weigh_block(const Table& values, int64_t count, const float* weights
 }
 
 template <VectorFormat Format, int Heads>
-void weigh_heads(const Table& values, int64_t count, const float* weights, int64_t width, float* output,
-                 int64_t output_width) {
+void weigh_heads(const Table& keys, const Table& values, int64_t count, const float* weights, int64_t width,
+                 float* output, int64_t output_width) {
     constexpr int kParts = kVectors<Format>, kStretch = kParts * kWidth, kAtOnce = kVectorsAtOnce<Format> / kParts;
     const int64_t size = values.vectors.head_size;
     int64_t channel = 0;
     for (; channel + kAtOnce * kStretch <= size; channel += kAtOnce * kStretch) {
         weigh_block<Heads, kVectorsAtOnce<Format>>(
-            values, count, weights, width, output + channel, output_width, [&](const Row& row, Vector* parts) {
+            keys, values, count, weights, width, output + channel, output_width, [&](const Row& row, Vector* parts) {
                 for (int at = 0; at < kAtOnce; ++at) {
                     load_channels<Format>(row, channel + at * kStretch, parts + at * kParts);
                 }
             });
     }
     for (; channel + kStretch <= size; channel += kStretch) {
-        weigh_block<Heads, kParts>(values, count, weights, width, output + channel, output_width,
+        weigh_block<Heads, kParts>(keys, values, count, weights, width, output + channel, output_width,
                                    [&](const Row& row, Vector* parts) { load_channels<Format>(row, channel, parts); });
     }
     if (channel < size) {
         weigh_block<Heads, kParts>(
-            values, count, weights, width, output + channel, output_width,
+            keys, values, count, weights, width, output + channel, output_width,
             [&](const Row& row, Vector* parts) { load_last_channels<Format>(row, channel, size - channel, parts); });
     }
 }
 
 /// result[head, channel] = sum of weight times value, for all heads; the scales of tokens are in the weights.
 template <VectorFormat Format>
-void weigh(const AttendCall& call, const Table& values, const float* weights, float* output, float* result) {
+void weigh(const AttendCall& call, const Table& keys, const Table& values, const float* weights, float* output,
+           float* result) {
     const int64_t width = padded(call.count), size = call.values.head_size, output_width = loaded_width<Format>(size);
     by_heads<4>(0, call.group, [&]<int Heads>(int64_t head) {
-        weigh_heads<Format, Heads>(values, call.count, weights + head * width, width, output + head * output_width,
-                                   output_width);
+        weigh_heads<Format, Heads>(keys, values, call.count, weights + head * width, width,
+                                   output + head * output_width, output_width);
     });
     for (int64_t head = 0; head < call.group; ++head) {
         for (int64_t channel = 0; channel < size; ++channel) {
@@ -199,7 +204,8 @@ void weigh(const AttendCall& call, const Table& values, const float* weights, fl
 struct OfFormat {
     Table (*open)(const Vectors& vectors, const int32_t* tokens, int64_t count, float* scratch);
     void (*score)(const AttendCall& call, const Table& keys, float* query, float* scores);
-    void (*weigh)(const AttendCall& call, const Table& values, const float* weights, float* output, float* result);
+    void (*weigh)(const AttendCall& call, const Table& keys, const Table& values, const float* weights, float* output,
+                  float* result);
     bool scales_sums;
     float unit;
 };
@@ -219,6 +225,7 @@ void attend(const AttendCall& call, const Attended& result) {
     float* const numbers = scores + call.group * width;
     const OfFormat& of_keys = *kFormats[static_cast<int>(call.keys.format)];
     const OfFormat& of_values = *kFormats[static_cast<int>(call.values.format)];
+    if (call.tokens == nullptr) prefetch_numbers(call.values, 0, call.count);
     const Table keys = of_keys.open(call.keys, call.tokens, call.count, numbers);
     of_keys.score(call, keys, query, scores);
     // The scales of keys are still needed then, and there is one for each.
@@ -227,7 +234,8 @@ void attend(const AttendCall& call, const Attended& result) {
         soften(scores + head * width, width, call.count, of_keys.scales_sums ? keys.scales : nullptr, of_keys.unit,
                of_values.scales_sums ? values.scales : nullptr, result.maximum + head, result.total + head);
     }
-    of_values.weigh(call, values, scores, output, result.output);
+    if (call.tokens == nullptr) prefetch_numbers(call.keys, call.count, call.count);
+    of_values.weigh(call, keys, values, scores, output, result.output);
 }
 
 }  // namespace kvc::KVC_TARGET

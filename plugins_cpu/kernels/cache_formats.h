@@ -259,7 +259,7 @@ struct Table {
 
 /// Bytes of codes from a vector that is read in order to the one that is prefetched: the processor's own prefetcher stops
 /// at the end of a page, and begins late in the next.
-inline constexpr int64_t kAhead = 4096;
+inline constexpr int64_t kAhead = 8192;
 
 /// A table of codes alone.
 static inline Table table_of_codes(const Vectors& vectors, const int32_t* tokens) {
@@ -298,20 +298,27 @@ static inline Row row_of(const Table& table, int64_t number) {
             table.minima + number * table.groups, table.groups};
 }
 
-/// Prefetches `bytes` from `codes` on; addresses outside of any memory do no harm.
-KVC_PREFETCHES static inline void prefetch_codes(const uint8_t* codes, int64_t bytes) {
+/// Prefetches `bytes` from `address` on; addresses outside of any memory do no harm.
+KVC_PREFETCHES static inline void prefetch_bytes(const uint8_t* address, int64_t bytes) {
     constexpr int64_t kLine = 64;
-    for (int64_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(codes + offset);
+    for (int64_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(address + offset);
 }
 
 /// Prefetches the codes of a token.
 KVC_PREFETCHES static inline void prefetch_row(const Table& table, int64_t number) {
-    prefetch_codes(row_of(table, number).codes, table.stride);
+    prefetch_bytes(row_of(table, number).codes, table.stride);
 }
 
 /// Prefetches the codes of `rows` tokens in order.
 KVC_PREFETCHES static inline void prefetch_rows(const Table& table, int64_t number, int64_t rows) {
-    prefetch_codes(table.vectors.codes + number * table.stride, rows * table.stride);
+    prefetch_bytes(table.vectors.codes + number * table.stride, rows * table.stride);
+}
+
+/// Prefetches the scales and minima of `count` tokens in order, from the token `first` on.
+KVC_PREFETCHES static inline void prefetch_numbers(const Vectors& vectors, int64_t first, int64_t count) {
+    const int64_t bytes = bytes_of_scales(vectors.format, vectors.head_size);
+    if (vectors.scales != nullptr) prefetch_bytes(vectors.scales + first * bytes, count * bytes);
+    if (vectors.minima != nullptr) prefetch_bytes(vectors.minima + first * bytes, count * bytes);
 }
 
 }  // namespace kvc::KVC_TARGET

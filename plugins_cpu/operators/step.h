@@ -48,7 +48,7 @@ private:
 /// neither on the threads nor on the caller, and sparse operators call the same code for rows that fit their budget.
 class DenseAttention {
 public:
-    static constexpr int64_t kPart = 512;
+    static constexpr int64_t kPart = 1024;
 
     /// `longest` is the most entries of any row that will be asked for.
     explicit DenseAttention(const Step& step, int64_t longest = INT64_MAX);

@@ -42,9 +42,9 @@ def check(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
     ("heads", "kv_heads", "size", "capacity", "lengths"),
     [
         (8, 2, 16, 64, [5, 0, 63]),
-        (9, 3, 64, 1500, [1400, 700]),  # groups of three, several parts
+        (9, 3, 64, 2500, [2400, 1200]),  # groups of three, several parts
         (4, 4, 20, 40, [39]),  # a head size that fills no whole vectors
-        (14, 2, 80, 1030, [511, 512, 1023, 1029]),  # both sides of the border between parts
+        (14, 2, 80, 2060, [1023, 1024, 2047, 2059]),  # both sides of the border between parts
     ],
 )
 def test_native_results_equal_the_bodys(
@@ -81,7 +81,7 @@ def test_threads_do_not_change_a_bit(library: Path, instructions: str) -> None:
 
 
 def test_a_row_is_the_same_alone_and_in_a_batch(library: Path, instructions: str) -> None:
-    arrays = inputs([600, 30, 1023], 6, 2, 48, 1024)
+    arrays = inputs([1200, 30, 2047], 6, 2, 48, 2048)
     _, native = nodes(library, 6, 2, 48)
     together = native(*arrays)["output"]
     for row in range(3):

@@ -54,9 +54,9 @@ def check(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
     ("heads", "kv_heads", "size", "capacity", "lengths"),
     [
         (8, 2, 16, 64, [5, 0, 63]),
-        (9, 3, 64, 1500, [1400, 700]),  # groups of three, several parts
+        (9, 3, 64, 2500, [2400, 1200]),  # groups of three, several parts
         (4, 4, 20, 40, [39]),  # a head size that fills no whole vectors, one group of int4
-        (14, 2, 128, 1030, [511, 512, 1023, 1029]),  # both sides of the border between parts
+        (14, 2, 128, 2060, [1023, 1024, 2047, 2059]),  # both sides of the border between parts
         (2, 1, 256, 40, [39]),
     ],
 )
