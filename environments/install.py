@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
+from pip._vendor.packaging.version import Version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -129,6 +130,16 @@ def stands_for(other: Locked, one: Locked) -> bool:
     return same and one.requirement.specifier.contains(version.version, prereleases=True)
 
 
+def newer_pip() -> list[Locked]:
+    """Return the locked pip if this one is older.
+
+    The one that Python 3.11 brings, pip 23, takes most of its time to weigh every file that an index has of a project.
+    """
+    locked = for_this_python(read(FOLDER / "alone.txt"))["pip"]
+    (version,) = locked.requirement.specifier
+    return [locked] if Version(metadata.version("pip")) < Version(version.version) else []
+
+
 def install(wanted: Iterable[Locked], others: Iterable[Locked]) -> None:
     """Install what is wanted; of a version with another build that build, where there is one."""
     wanted = list(wanted)
@@ -178,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     locked = for_this_python(read(FOLDER / f"{options.lock}.txt"))
     try:
         with alone_in(Path(sys.prefix)):
+            if pip := newer_pip():
+                pip_install(pip, may_be_absent=True)
             while left := missing(asked, locked, dependencies=not options.no_dependencies):
                 install(left, read(OTHER_BUILDS))
             if options.project:

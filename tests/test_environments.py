@@ -107,7 +107,13 @@ def test_packages_installed_alone_are_locked() -> None:
     versions = {f"{one.requirement}" for one in install.read(ROOT / "environments" / "alone.txt")}
     assert versions == set(made("ALONE"))
     used = set(re.findall(r"\$\(call alone,(\S+)\)", MAKEFILE))
-    assert {one.partition("==")[0] for one in versions} == used
+    assert {one.partition("==")[0] for one in versions} == {*used, "pip"}
+
+
+@pytest.mark.parametrize(("version", "renewed"), [("23.2.1", ["pip"]), ("99.0", [])])
+def test_an_older_pip_is_replaced_by_the_locked_one(version: str, renewed: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(install.metadata, "version", lambda _: version)
+    assert [one.requirement.name for one in install.newer_pip()] == renewed
 
 
 @pytest.fixture

@@ -194,6 +194,7 @@ def test_schedules_agree_on_every_bit(later: KernelLibrary, fp8: bool, dtype: to
         assert all(torch.equal(tensor, other[name]) for other in found[1:]), name
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
