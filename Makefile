@@ -37,7 +37,7 @@ FOR_RELEASE := auditwheel==6.8.2 cmake==4.4.4 cyclonedx-bom==7.5.0 ninja==1.13.2
 FOR_PROJECT := scikit-build-core==1.1.2
 # Installed without their dependencies. kvpress, for tests/oracles: its presses need torch and transformers, the rest of
 # it an older transformers and data sets. The bare server of pytriton needs nothing; Dynamo asks for what its planner
-# simulates with, which the package index has as a stub alone; NIXL asks for torch. $(INSTALL) itself asks for pip.
+# simulates with, which the package index has as a stub alone; NIXL asks for torch. pip is for environments/install.py.
 ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 ai-dynamo==1.6.1 nixl-cu12==1.5.1 pip==26.3 uv==0.13.9
 alone = $(INSTALL) alone --no-dependencies $(filter $(1)==%,$(ALONE))
 NATIVE_SOURCES := CMakeLists.txt $(wildcard plugins_cpu/CMakeLists.txt plugins_cpu/*/*.cpp plugins_cpu/*/*.h)

@@ -189,12 +189,14 @@ def test_one_process_at_a_time_installs_into_an_environment(tmp_path: Path) -> N
 @pytest.mark.parametrize("words", [["--no-dependencies", "lonely==1.0"], ["lonely==1.0", "--no-dependencies"]])
 def test_requirements_stand_before_or_behind_options(words: list[str], monkeypatch) -> None:
     asked: list[list[str]] = []
+    monkeypatch.setattr(install, "newer_pip", list)
     monkeypatch.setattr(install, "missing", lambda of, *_, **__: asked.append([str(one) for one in of]) or [])
     assert install.main(["alone", *words]) == 0
     assert asked == [["lonely==1.0"]]
 
 
-def test_a_requirement_without_a_version_is_reported_in_one_line(capsys) -> None:
+def test_a_requirement_without_a_version_is_reported_in_one_line(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(install, "newer_pip", list)
     assert install.main(["alone", "--no-dependencies", "lonely==1.0"]) == 2
     assert capsys.readouterr().err == "error: environments/alone.txt has no version of lonely==1.0; run make lock\n"
 
