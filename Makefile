@@ -235,6 +235,9 @@ everything-compiled: $(VENV)/.cuda-build $(BUILD)/.native
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
 	$(NATIVE) cmake --build $(BUILD)
 
+$(BUILD)/libkvc_kernels.so:
+	$(MAKE) everything-compiled
+
 # What the kernels' machine code promises on a GPU, into benchmarks/results/ and docs/kernels.md: no GPU is needed.
 predict: $(VENV)/.cuda-build $(BUILD)/.native
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
@@ -295,8 +298,8 @@ test-races: emulation
 test-as-on-a-gpu: emulation-plain
 	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest $(EVERYTHING) $(ON_TWO_CORES) -m gpu $(AS_ON_A_GPU)
 
-# Of the libraries that `everything-compiled` has made.
-kernel-resources:
+# Of the library as it is in $(BUILD), beside tests that compile: `make plugins` brings it up to date.
+kernel-resources: $(BUILD)/libkvc_kernels.so
 	$(NATIVE) python -m benchmarks.kernels.resources $(BUILD) --check
 
 gpu: $(VENV)/.cuda-build
