@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,6 +18,15 @@ from tests.models.gguf.tiny import TEXTS
 pytestmark = pytest.mark.slow
 TOLERANCE = 1e-4
 PROMPT = "The lighthouse keeper wrote in his logbook every evening. " * 40 + "He never missed a"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _header_read_once():
+    """transformers reads the whole file's header anew for the configuration, the tokenizer and the weights."""
+    gguf = pytest.importorskip("gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+        yield
 
 
 @pytest.fixture(scope="module")
