@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from kvc_trt.backends.onnxruntime.loading import NO_ERRORS
+from kvc_trt.backends.onnxruntime.loading import NO_ERRORS, end_waiting_with_the_run
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
@@ -57,6 +57,7 @@ class SingleOperator:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = NO_ERRORS
+        end_waiting_with_the_run(options)
         return onnxruntime.InferenceSession(self.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

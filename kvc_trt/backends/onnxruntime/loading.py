@@ -116,11 +116,7 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     session_options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     if not options.prepack:
         session_options.add_session_config_entry("session.disable_prepacking", "1")
-    # Threads wait actively within a run only. Otherwise they do so for some 20 ms after it, on the processors that
-    # the next session needs: a slice of a prefill after each step, and a step after each slice.
-    session_options.add_session_config_entry("session.force_spinning_stop", "1")
-    passive = os.environ.get(WAIT_POLICY, "").lower() == "passive"
-    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0" if passive else "1")
+    end_waiting_with_the_run(session_options)
     if options.shares_buffers:
         _make_shared_arena()
         session_options.add_session_config_entry("session.use_env_allocators", "1")
@@ -128,6 +124,17 @@ def _session_options(options: LoadOptions) -> SessionOptions:
         session_options.enable_profiling = True
         session_options.profile_file_prefix = str(options.profile_prefix)
     return session_options
+
+
+def end_waiting_with_the_run(options: SessionOptions) -> None:
+    """Let threads wait actively within a run only, and not at all where OMP_WAIT_POLICY is "passive".
+
+    Otherwise they do so for some 20 ms after it, on the processors that the next session needs: a slice of a prefill
+    after each step, and a step after each slice.
+    """
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    passive = os.environ.get(WAIT_POLICY, "").lower() == "passive"
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if passive else "1")
 
 
 @cache
