@@ -72,6 +72,7 @@ class EmulatedExecutions(ctypes.Structure):
         ("address", ctypes.c_uint64),
         ("warps", ctypes.c_uint64),
         ("longest", ctypes.c_uint64),
+        ("lanes", ctypes.c_uint64),
     )
 
 

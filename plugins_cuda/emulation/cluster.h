@@ -91,6 +91,7 @@ void fence_mbarriers();
 void expect_at_mbarrier(uint64_t* mbarrier, uint32_t bytes);
 void wait_at_mbarrier(uint64_t* mbarrier, uint32_t parity, emulation::Site site = emulation::Site::current());
 void store_async_bytes(void* to, uint64_t* mbarrier, int rank, const void* value, size_t bytes);
+void copy_in_bulk(void* to, const void* from, uint32_t bytes, uint64_t* mbarrier);
 
 template <class T>
 void store_async(T* to, uint64_t* mbarrier, int rank, const T& value) {

@@ -54,12 +54,14 @@ KVC_API int64_t kvc_emulation_launches(KvcEmulationLaunch* records, int64_t capa
 KVC_API void kvc_emulation_clear_launches(void);
 
 /* A straight piece of a launched kernel: the address at which its code continues (relative to the library's beginning),
-   and its executions: by all warps together, and by the warp of each block that ran it most, added over the blocks. */
+   and its executions: by all warps together; by the warp that ran it most of each block, or of its cluster, added over
+   the blocks; and by all lanes, for what a warp does lane by lane. */
 typedef struct KvcEmulationExecutions {
     char kernel[64];
     uint64_t address;
     uint64_t warps;
     uint64_t longest;
+    uint64_t lanes;
 } KvcEmulationExecutions;
 
 /* As kvc_emulation_launches, and cleared with them. Empty except in the library kvc_emulation_executions. */

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 
 // The address at which this library begins: addresses are kept relative to it, as in debug information.
 extern "C" const char __ehdr_start __attribute__((visibility("hidden")));
@@ -42,17 +43,19 @@ void Executions::note(uint32_t rank, int thread, const void* address) {
 void Executions::end_cluster(int threads) {
     for (const uint32_t piece : touched_) {
         KvcEmulationExecutions& record = records_[first_ + piece];
+        uint32_t longest = 0;  // of the cluster: its blocks wait for each other
         for (uint32_t rank = 0; rank < blocks_; ++rank) {
             uint32_t* const counts = counts_.data() + (size_t{piece} * blocks_ + rank) * kMaxThreads;
-            uint32_t longest = 0;
             for (int first = 0; first < threads; first += kWarpSize) {
-                const uint32_t warp = *std::max_element(counts + first, counts + std::min(first + kWarpSize, threads));
+                uint32_t* const end = counts + std::min(first + kWarpSize, threads);
+                const uint32_t warp = *std::max_element(counts + first, end);
                 record.warps += warp;
+                record.lanes = std::accumulate(counts + first, end, record.lanes);
                 longest = std::max(longest, warp);
             }
-            record.longest += longest;
             std::fill_n(counts, threads, 0);
         }
+        record.longest += uint64_t{blocks_} * longest;
         was_touched_[piece] = false;
     }
     touched_.clear();

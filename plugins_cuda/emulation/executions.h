@@ -1,8 +1,8 @@
 // Counts how often the warps of a launch run each straight piece of a kernel, for a model of its time on a GPU
 // (benchmarks/predict). A kernel compiled with -fsanitize-coverage=trace-pc reports every such piece as it begins one.
 //
-// A warp runs a piece as often as its busiest lane does: lanes that take a branch together count once. A
-// library without instrumented code pays nothing.
+// A warp runs a piece as often as its busiest lane does: lanes that take a branch together count once. (What a warp does
+// lane by lane, it does as often as its lanes do together.) A library without instrumented code pays nothing.
 #pragma once
 
 #include "emulation/emulation.h"

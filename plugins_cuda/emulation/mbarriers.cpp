@@ -45,6 +45,7 @@ void Mbarriers::make(const void* address, uint32_t arrivals) {
                     .arrivals_left = arrivals,
                     .transactions = {transaction},
                     .stores = {},
+                    .copies = {},
                     .maker = &thread,
                     .made_at = block_.collectives().barriers,
                     .cluster_barrier = thread.cluster_arrivals + 1});
@@ -80,6 +81,18 @@ void Mbarriers::store(const void* address, void* to, const void* value, size_t b
     complete_phase(mbarrier);
 }
 
+void Mbarriers::copy(const void* address, void* to, const void* from, size_t bytes) {
+    Mbarrier& mbarrier = at(address);
+    mbarrier.copies.push_back({to, from, bytes});
+    mbarrier.bytes_left -= static_cast<int64_t>(bytes);
+    if (RaceDetector::instrumented) {
+        block_.cluster().races().copy_in_bulk({block_.rank(), block_.self().number}, to, from, bytes,
+                                              mbarrier.transactions.back());
+    }
+    SharedMemory::poison(to, bytes);
+    complete_phase(mbarrier);
+}
+
 void Mbarriers::complete_phase(Mbarrier& mbarrier) {
     if (mbarrier.arrivals_left > 0 || mbarrier.bytes_left > 0) return;
     if (mbarrier.bytes_left < 0) {
@@ -87,8 +100,10 @@ void Mbarriers::complete_phase(Mbarrier& mbarrier) {
                             std::to_string(-mbarrier.bytes_left) + " bytes more than it expects");
     }
     for (const Mbarrier::Store& store : mbarrier.stores) std::memcpy(store.to, store.value.data(), store.bytes);
-    mbarrier.is_unread = mbarrier.is_unread || !mbarrier.stores.empty();
+    for (const Mbarrier::Copy& copy : mbarrier.copies) std::memcpy(copy.to, copy.from, copy.bytes);
+    mbarrier.is_unread = mbarrier.is_unread || !mbarrier.stores.empty() || !mbarrier.copies.empty();
     mbarrier.stores.clear();
+    mbarrier.copies.clear();
     mbarrier.arrivals_left = mbarrier.arrivals;
     ++mbarrier.phases;
     mbarrier.transactions.push_back(block_.cluster().races().begin_transaction());
@@ -166,6 +181,18 @@ void store_async_bytes(void* to, uint64_t* mbarrier, int rank, const void* value
     Block& owner = current_block->cluster().receiver(rank);
     const Block::OwnWork work(*current_block);
     owner.mbarriers().store(counter, there, value, bytes);
+}
+
+void copy_in_bulk(void* to, const void* from, uint32_t bytes, uint64_t* mbarrier) {
+    emulation::check_alignment(to, 16);
+    emulation::check_alignment(from, 16);
+    const Block::OwnWork work(*current_block);
+    if (bytes == 0 || bytes % 16 != 0) {
+        current_block->fail("copies " + std::to_string(bytes) + " bytes in bulk, no multiple of 16");
+    }
+    if (!current_block->shared().contains(to, bytes)) current_block->fail("copies in bulk outside shared memory");
+    current_block->require_wait(from, bytes);
+    current_block->mbarriers().copy(mbarrier, to, from, bytes);
 }
 
 }  // namespace kvc::platform

@@ -1,6 +1,7 @@
-// The mbarriers in a block's shared memory (sm_90 and later), and the asynchronous stores that they count. A phase of an
-// mbarrier is complete once all its threads have arrived and all bytes that they expect have come. The stores of a phase
-// take effect when it is complete and not before, so that a missing wait shows: until then their bytes are NaN.
+// The mbarriers in a block's shared memory (sm_90 and later), and the asynchronous stores and copies in bulk that they
+// count. A phase of an mbarrier is complete once all its threads have arrived and all bytes that they expect have come.
+// What is stored and copied in a phase takes effect when it is complete and not before, so that a missing wait shows:
+// until then these bytes are NaN.
 //
 // Reported:
 //   - a wait for a phase that never completes;
@@ -29,6 +30,12 @@ struct Mbarrier {
         std::array<char, 16> value;
         size_t bytes;
     };
+    // A copy that is under way; what it reads is read at its end.
+    struct Copy {
+        void* to;
+        const void* from;
+        size_t bytes;
+    };
 
     const void* address;
     uint32_t arrivals;                   // of a phase
@@ -37,7 +44,8 @@ struct Mbarrier {
     uint32_t phases = 0;                 // that are complete
     std::vector<uint32_t> transactions;  // by phase: the race detector's number of it
     std::vector<Store> stores;           // of the current phase
-    bool is_unread = false;              // stores of a complete phase that no thread has waited for
+    std::vector<Copy> copies;            // the same
+    bool is_unread = false;              // bytes of a complete phase that no thread has waited for
 
     const Thread* maker;
     uint64_t made_at;          // barriers of the block
@@ -57,6 +65,8 @@ public:
     void wait(const void* address, uint32_t parity);
     // By a thread of any block of the cluster: `bytes` come, and are for `to`, in the block.
     void store(const void* address, void* to, const void* value, size_t bytes);
+    // By a thread of the block: so many bytes of global memory come, and are for `to`.
+    void copy(const void* address, void* to, const void* from, size_t bytes);
     // Called as the block ends.
     void check_end() const;
 

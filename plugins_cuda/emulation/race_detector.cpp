@@ -101,7 +101,11 @@ void RaceDetector::check(const Access& past, const Access& present, uintptr_t ad
     if (past.block == kNoBlock || found_) return;
     if (shared && !in_cluster(past.block)) return;  // an earlier block's memory in the same place
     if (past.kind == Kind::kAtomic && present.kind == Kind::kAtomic) return;
-    if (!ordered(past, present, shared)) found_ = Race{past, present, reinterpret_cast<const void*>(address), shared};
+    if (!ordered(past, present, shared)) report(past, present, address, shared);
+}
+
+void RaceDetector::report(const Access& past, const Access& present, uintptr_t address, bool shared) {
+    if (!found_) found_ = Race{past, present, reinterpret_cast<const void*>(address), shared};
 }
 
 bool RaceDetector::ordered_in_block(const Access& past, const Access& present) const {
@@ -136,7 +140,8 @@ bool RaceDetector::ordered_by_transaction(const Access& past, const Access& pres
 }
 
 bool RaceDetector::ordered(const Access& past, const Access& present, bool shared) const {
-    if (shared && in_cluster(past.block) && ordered_by_transaction(past, present)) return true;
+    const bool may_be_waited_for = shared || past.transaction != 0;  // else it is global memory, which no store orders
+    if (may_be_waited_for && in_cluster(past.block) && ordered_by_transaction(past, present)) return true;
     if (past.transaction != 0) return false;
     if (past.block == present.block && ordered_in_block(past, present)) return true;
     if (in_cluster(past.block) && ordered_in_cluster(past, present)) return true;
@@ -195,6 +200,31 @@ void RaceDetector::send(Who who, const void* to, size_t bytes, uint32_t transact
         for (const Access& read : byte.reads) check(read, present, address, true);
         byte = {present, {}, 0};
     }
+    note_send(who, transaction);
+}
+
+void RaceDetector::copy_in_bulk(Who who, const void* to, const void* from, size_t bytes, uint32_t transaction) {
+    Access present = now(who, Kind::kWrite);
+    present.transaction = transaction;
+    const auto target = reinterpret_cast<uintptr_t>(to);
+    for (uintptr_t address = target; address < target + bytes; ++address) {
+        Byte& byte = byte_at(address);
+        for (const Access& past : {byte.write, byte.reads[0], byte.reads[1]}) {
+            if (in_cluster(past.block)) report(past, present, address, true);
+        }
+        byte = {present, {}, 0};
+    }
+    present.kind = Kind::kRead;
+    const auto source = reinterpret_cast<uintptr_t>(from);
+    for (uintptr_t address = source; address < source + bytes; ++address) {
+        Byte& byte = byte_at(address);
+        if (byte.write.block != kNoBlock) report(byte.write, present, address, false);
+        byte.reads = {present, byte.reads[0]};
+    }
+    note_send(who, transaction);
+}
+
+void RaceDetector::note_send(Who who, uint32_t transaction) {
     Block& block = blocks_[who.rank];
     Part& part = transactions_[transaction][who.rank];
     part.sends.resize(block.sends.size());

@@ -13,6 +13,9 @@
 // __syncthreads after such a wait, and before nothing else. Accesses to shared memory of the thread that stores, and
 // those that a __syncthreads orders before the store, come before theirs too. (Those to global memory do not: no fence
 // stands between.)
+// A copy in bulk writes as an asynchronous store does, and reads global memory until its phase is waited for. It goes by
+// another proxy, and kernels have no fence for that: what threads of the same launch have written it may not read, and
+// what threads of the same cluster have touched it may not write.
 // A write of one block comes before an access of another if the writer (or, after a barrier, the thread that
 // arrives for it) calls __threadfence and then arrives at an atomic in global memory; a thread of the other block calls
 // an atomic at the same address later, and the access is by that thread or after a barrier.
@@ -61,6 +64,7 @@ public:
     // A phase of an mbarrier: the stores that it counts, and the threads that wait for it.
     uint32_t begin_transaction();
     void send(Who who, const void* to, size_t bytes, uint32_t transaction);
+    void copy_in_bulk(Who who, const void* to, const void* from, size_t bytes, uint32_t transaction);
     void wait_for_transaction(Who who, uint32_t transaction);
 
     static constexpr uint32_t kNoBlock = ~uint32_t{0};
@@ -72,7 +76,7 @@ public:
         uint32_t epoch = 0;
         uint32_t clock = 0;
         uint32_t sends = 0;
-        uint32_t transaction = 0;  // of an asynchronous store
+        uint32_t transaction = 0;  // of an asynchronous store or a copy in bulk
         uint32_t fences : 10 = 0;
         uint32_t arrivals : 10 = 0;
         uint32_t thread : 10 = 0;
@@ -137,6 +141,8 @@ private:
     bool in_cluster(uint32_t block) const { return block - first_block_ < blocks_.size(); }
     const Block& block_of(const Access& access) const { return blocks_[access.block - first_block_]; }
     void check(const Access& past, const Access& present, uintptr_t address, bool shared);
+    void report(const Access& past, const Access& present, uintptr_t address, bool shared);
+    void note_send(Who who, uint32_t transaction);
     bool ordered(const Access& past, const Access& present, bool shared) const;
     bool ordered_in_block(const Access& past, const Access& present) const;
     bool ordered_in_cluster(const Access& past, const Access& present) const;

@@ -100,14 +100,18 @@ public:
         }
     }
 
-    // Writes the bounds of the page with a token of this key, as it is read back, in it.
-    __device__ __forceinline__ void raise(float key) const {
+    // True if the thread has a channel of the page.
+    __device__ __forceinline__ bool exists() const { return exists_; }
+
+    // Writes the bounds of the page with a token of this key, as it is read back, in it, and returns them unrounded.
+    __device__ __forceinline__ ChannelBounds raise(float key) const {
+        ChannelBounds bounds = {maximum_.widen(maximum_before_), negated_minimum_.widen(negated_minimum_before_)};
+        bounds.raise(key);
         if (exists_) {
-            ChannelBounds bounds = {maximum_.widen(maximum_before_), negated_minimum_.widen(negated_minimum_before_)};
-            bounds.raise(key);
             maximum_.store(0, bounds.maximum);
             negated_minimum_.store(0, bounds.negated_minimum);
         }
+        return bounds;
     }
 
 private:

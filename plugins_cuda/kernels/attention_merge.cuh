@@ -62,18 +62,30 @@ struct WarpShare {
 };
 
 // The block's result from those of its warps, after a barrier; store(head, d, sums, part) takes four channels at a time.
-// Every thread weighs the warps for itself: that costs less than the barrier that shared weights would need.
-template <int kHeadSize, class Store>
+// Every thread weighs the warps for itself: that costs less than the barrier that shared weights would need. With kOneTile a
+// group has 8 heads at most, and a thread reads the outputs of all warps before it knows their weights: 32 registers.
+template <int kHeadSize, bool kOneTile = false, class Store>
 __device__ __forceinline__ void merge_warps(const MergeBuffers& buffers, int group, int head_size, Store&& store) {
     constexpr int kVectors = kHeadSize / 4;
-    const WarpShare share(group);
+    const WarpShare share(kOneTile ? kWarpHeads : group);
     const int thread = thread_anew();
     for (int item = thread; item < group * kVectors; item += kAttentionThreads) {
         const int head = item / kVectors, d = item % kVectors * 4;
         if (d >= head_size) {
             continue;
         }
-        const int first = head / kWarpHeads, row = head % kWarpHeads;  // warp, and the head's place in it
+        const int first = kOneTile ? 0 : head / kWarpHeads, row = head - first * kWarpHeads;  // warp, and place in it
+        const auto output_of = [&](int warp) {
+            const int at = warp * buffers.warp_floats + row * kOutputStride<kHeadSize> + d;
+            return buffers.outputs.cast<float4>()[at / 4];
+        };
+        float4 ahead[kOneTile ? kAttentionWarps : 1];
+        if constexpr (kOneTile) {
+#pragma unroll
+            for (int i = 0; i < kAttentionWarps; ++i) {
+                ahead[i] = output_of(i);
+            }
+        }
         SoftmaxPart parts[kAttentionWarps], total{-INFINITY, 0.0f};
 #pragma unroll
         for (int i = 0; i < kAttentionWarps; ++i) {
@@ -88,8 +100,12 @@ __device__ __forceinline__ void merge_warps(const MergeBuffers& buffers, int gro
             const float weight = softmax_weight(parts[i].maximum, total.maximum);
             total.sum += weight * parts[i].sum;
             if (warp < kAttentionWarps) {
-                const int at = warp * buffers.warp_floats + row * kOutputStride<kHeadSize> + d;
-                const float4 values = buffers.outputs.cast<float4>()[at / 4];
+                float4 values;
+                if constexpr (kOneTile) {
+                    values = ahead[i];
+                } else {
+                    values = output_of(warp);
+                }
                 sums[0] += weight * values.x;
                 sums[1] += weight * values.y;
                 sums[2] += weight * values.z;
@@ -101,14 +117,14 @@ __device__ __forceinline__ void merge_warps(const MergeBuffers& buffers, int gro
 }
 
 // Writes the output [heads of the group, D] of a row of one split, after a barrier.
-template <int kHeadSize, class T>
+template <int kHeadSize, bool kOneTile = false, class T>
 __device__ __forceinline__ void write_merged_warps(const MergeBuffers& buffers, int group, int head_size, T* output) {
-    merge_warps<kHeadSize>(buffers, group, head_size,
-                           [&](int head, int d, const float (&sums)[4], const SoftmaxPart& total) {
-                               const float scale = 1.0f / total.sum;
-                               store_four(output + head * head_size + d,
-                                          {sums[0] * scale, sums[1] * scale, sums[2] * scale, sums[3] * scale});
-                           });
+    merge_warps<kHeadSize, kOneTile>(
+        buffers, group, head_size, [&](int head, int d, const float (&sums)[4], const SoftmaxPart& total) {
+            const float scale = 1.0f / total.sum;
+            store_four(output + head * head_size + d,
+                       {sums[0] * scale, sums[1] * scale, sums[2] * scale, sums[3] * scale});
+        });
 }
 
 // Writes `count` zeros, a multiple of 4: the output of a row without entries.

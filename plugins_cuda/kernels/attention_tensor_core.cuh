@@ -8,7 +8,7 @@
 // - Outputs are O^T[channels, 8 heads] += V^T P^T. A lane copies 8 consecutive channels of the 4 tokens whose weights
 //   it holds, and pairs up tokens of one channel by byte permutation.
 // - Between the two, weights change lanes: P^T has tokens where S^T has heads. Four shuffles per 16 tokens do that.
-// Weights are split into two 16-bit numbers, so that they count with 16 (bf16) or 22 (fp16) bits, not with 8 or 11.
+// WeightFragments are split into two 16-bit numbers, so that they count with 16 (bf16) or 22 (fp16) bits, not with 8 or 11.
 // (An infinite value in V therefore gives NaN where exact arithmetic may give an infinity.)
 // Later keys replace a tile's keys as soon as they are multiplied, then its values: between 4 and 8 KB of a ring
 // of one tile (D = 128) are under way at any time.
@@ -17,7 +17,7 @@
 // - Scores are sums of products with codes. Codes of a byte are multiplied in fp16, to which a query in bf16 is brought by
 //   a power of two for each head, and the sum is scaled. In int4 sums are over 32 channels, each times the group's scale
 //   of the token, plus the group's minimum times the sum of the query's channels, which a product with ones gives.
-// - Weights are multiplied by the scales of values before they are rounded, in bf16, whose exponents hold any of these
+// - WeightFragments are multiplied by the scales of values before they are rounded, in bf16, whose exponents hold any of these
 //   products. In int4, lanes exchange halves of what they copied, so that a product's channels are of one group; the
 //   minima of a group add the same number to all its channels, summed up beside the outputs.
 // A quad's lane t keeps the numbers of groups t and t + 4 for its quad's two tokens, read one tile ahead.
@@ -25,22 +25,13 @@
 // Deterministic: a fixed order of products for every tile; no lane's result depends on another warp, or on the ring.
 #pragma once
 
+#include "kernels/attention_fragments.cuh"
 #include "kernels/attention_tile.cuh"
 #include "kernels/code_pairs.cuh"
 #include "kernels/copy_async.cuh"
 #include "kernels/mma.cuh"
 
 namespace kvc {
-
-// Elements 0 or 1 of the pairs in two registers, as one register: the bytes that __byte_perm takes.
-inline constexpr uint32_t kLowerHalves = 0x5410, kUpperHalves = 0x7632;
-
-// P^T fragment half [tokens 2t, 2t+1][head group] from words [token group][heads 2t, 2t+1] (lane = 4 group + t).
-__device__ __forceinline__ uint32_t transpose_weights(uint32_t word, int group, int t) {
-    const uint32_t even = __shfl_sync(kFullWarp, word, 8 * t + group / 2);
-    const uint32_t odd = __shfl_sync(kFullWarp, word, 8 * t + 4 + group / 2);
-    return __byte_perm(even, odd, group % 2 == 0 ? kLowerHalves : kUpperHalves);
-}
 
 // kHeadSize is the head size rounded up to 64, 128 or 256.
 template <class T, int kHeadSize, class Formats>
@@ -141,7 +132,7 @@ public:
         find_maxima(scores, maxima);
         weigh_tile(scores[0], maxima[0], corrections[0]);
         weigh_tile(scores[1], maxima[1], corrections[1]);
-        const Weights weights[2] = {fragments_of(scores[0], 0), fragments_of(scores[1], 0)};
+        const WeightFragments weights[2] = {fragments_of(scores[0], 0), fragments_of(scores[1], 0)};
         copy_async_wait<1>();
         rescale_by(corrections[0]);
         multiply_tile(0, weights[0]);
@@ -193,12 +184,6 @@ public:
     }
 
 private:
-    // P^T as B fragments: the rounded weights, and the remainder of the rounding.
-    struct Weights {
-        uint32_t rounded[2];
-        uint32_t rest[2];
-    };
-
     // A quad's numbers of the keys or values of a tile: for each of its tokens, groups t and t + 4.
     using TileNumbers = VectorNumbers[2][kGroupsOfLane];
 
@@ -390,35 +375,6 @@ private:
         rescale_by(corrections);
     }
 
-    // Scores of tokens past the end count for nothing.
-    static __device__ __forceinline__ void leave_out(float (&scores)[4], int token, int end) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            scores[e] = token < end ? scores[e] : -INFINITY;
-            scores[2 + e] = token + 8 < end ? scores[2 + e] : -INFINITY;
-        }
-    }
-
-    // Of both heads of two tiles, step by step: their shuffles are under way together.
-    static __device__ __forceinline__ void find_maxima(const float (&scores)[2][4], float (&maxima)[2][2]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            maxima[i / 2][i % 2] = fmaxf(scores[i / 2][i % 2], scores[i / 2][2 + i % 2]);
-        }
-#pragma unroll
-        for (int step = 4; step < kWarpSize; step *= 2) {
-            float others[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                others[i] = __shfl_xor_sync(kFullWarp, maxima[i / 2][i % 2], step);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                maxima[i / 2][i % 2] = fmaxf(maxima[i / 2][i % 2], others[i]);
-            }
-        }
-    }
-
     // A tile whose maxima are known: its weights, and what the sums so far are to be multiplied by.
     __device__ __forceinline__ void weigh_tile(float (&scores)[4], const float (&maxima)[2], float (&corrections)[2]) {
 #pragma unroll
@@ -438,9 +394,9 @@ private:
         }
     }
 
-    // Weights as B fragments; in a format times the scales of a group of the tokens' values.
-    __device__ __forceinline__ Weights fragments_of(const float (&scores)[4], int group) {
-        Weights weights;
+    // WeightFragments as B fragments; in a format times the scales of a group of the tokens' values.
+    __device__ __forceinline__ WeightFragments fragments_of(const float (&scores)[4], int group) {
+        WeightFragments weights;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float a = scores[2 * half], b = scores[2 * half + 1];
@@ -454,12 +410,7 @@ private:
                 a *= factor_of<kValues>(numbers);
                 b *= factor_of<kValues>(numbers);
             }
-            const uint32_t rounded = pack_pair<Weight>(a, b);
-            Weight pair[2];
-            memcpy(pair, &rounded, sizeof pair);
-            const uint32_t rest = pack_pair<Weight>(a - to_float(pair[0]), b - to_float(pair[1]));
-            weights.rounded[half] = transpose_weights(rounded, group_, t_);
-            weights.rest[half] = transpose_weights(rest, group_, t_);
+            weights.set<Weight>(half, a, b, group_, t_);
         }
         return weights;
     }
@@ -490,7 +441,8 @@ private:
             wait_for_oldest();
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
-                const Weights lower = fragments_of(scores, 2 * block), upper = fragments_of(scores, 2 * block + 1);
+                const WeightFragments lower = fragments_of(scores, 2 * block),
+                                      upper = fragments_of(scores, 2 * block + 1);
                 multiply_values(stage, block, lower, upper);
             }
         } else {
@@ -500,7 +452,7 @@ private:
     }
 
     // The products of a tile's values, which are there, with the same weights for all channels.
-    __device__ __forceinline__ void multiply_tile(int stage, const Weights& weights) {
+    __device__ __forceinline__ void multiply_tile(int stage, const WeightFragments& weights) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             if constexpr (kExact) {
@@ -512,7 +464,7 @@ private:
     }
 
     // The same for codes of a byte, two tokens' of one channel at a time: they are transposed as they are widened.
-    __device__ __forceinline__ void multiply_codes(int stage, int block, const Weights& weights) {
+    __device__ __forceinline__ void multiply_codes(int stage, int block, const WeightFragments& weights) {
         const SharedSpan<ValueUnit> tile = values(stage);
         ValueUnit units[4];  // of the lane's tokens
 #pragma unroll
@@ -545,7 +497,8 @@ private:
     }
 
     // The products of one block of channels. In int4 the first two have weights `lower`, the others `upper`.
-    __device__ __forceinline__ void multiply_values(int stage, int block, const Weights& lower, const Weights& upper) {
+    __device__ __forceinline__ void multiply_values(int stage, int block, const WeightFragments& lower,
+                                                    const WeightFragments& upper) {
         const SharedSpan<ValueUnit> tile = values(stage);
         uint32_t pairs[4][4];  // [token of the lane][pair of channels]
 #pragma unroll
@@ -562,7 +515,7 @@ private:
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const Weights& weights = i < 2 ? lower : upper;
+            const WeightFragments& weights = i < 2 ? lower : upper;
             const uint32_t transposed[4] = {__byte_perm(pairs[0][i], pairs[1][i], kLowerHalves),
                                             __byte_perm(pairs[0][i], pairs[1][i], kUpperHalves),
                                             __byte_perm(pairs[2][i], pairs[3][i], kLowerHalves),
@@ -570,22 +523,6 @@ private:
             mma_m16n8k16<Weight>(output_[block][i], transposed, weights.rounded);
             mma_m16n8k16<Weight>(output_[block][i], transposed, weights.rest);
         }
-    }
-
-    // Over the 8 lanes that hold the same heads.
-    __device__ __forceinline__ static float maximum_groups(float value) {
-#pragma unroll
-        for (int step = 4; step < kWarpSize; step *= 2) {
-            value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, step));
-        }
-        return value;
-    }
-    __device__ __forceinline__ static float sum_groups(float value) {
-#pragma unroll
-        for (int step = 4; step < kWarpSize; step *= 2) {
-            value += __shfl_xor_sync(kFullWarp, value, step);
-        }
-        return value;
     }
 
     float scale_[kScales];  // of scores; where the query is scaled, of those of heads 2t, 2t+1

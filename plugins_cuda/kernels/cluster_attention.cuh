@@ -33,8 +33,7 @@ struct ClusterAttentionLayout {
 };
 
 template <class T, int kHeadSize>
-__host__ __device__ __forceinline__ ClusterAttentionLayout cluster_attention_layout(int splits, int group,
-                                                                                    int head_size, int stages) {
+ClusterAttentionLayout cluster_attention_layout(int splits, int group, int head_size, int stages) {
     constexpr int kOfWarps = kAttentionWarps * kWarpOutputs<kHeadSize>, kPartBytes = sizeof(SoftmaxPart);
     const int of_splits = splits * group * head_size;
     ClusterAttentionLayout layout;
@@ -144,14 +143,15 @@ private:
     __device__ __forceinline__ void merge_split(int split, int splits) const {
         const auto outputs = results.outgoing(split_outputs(splits), 0).template cast<float4>();
         const auto totals = results.outgoing(split_parts(splits), 0);
-        merge_warps<kHeadSize>({parts(), ring(), layout.warp_floats, {nullptr, 0}}, head.group, head.head_size,
-                               [&](int of, int d, const float (&sums)[4], const SoftmaxPart& total) {
-                                   const int at = split * head.group + of;
-                                   outputs[(at * head.head_size + d) / 4] = float4{sums[0], sums[1], sums[2], sums[3]};
-                                   if (d == 0) {
-                                       totals[at] = total;
-                                   }
-                               });
+        merge_warps<kHeadSize, true>({parts(), ring(), layout.warp_floats, {nullptr, 0}}, head.group, head.head_size,
+                                     [&](int of, int d, const float (&sums)[4], const SoftmaxPart& total) {
+                                         const int at = split * head.group + of;
+                                         outputs[(at * head.head_size + d) / 4] =
+                                             float4{sums[0], sums[1], sums[2], sums[3]};
+                                         if (d == 0) {
+                                             totals[at] = total;
+                                         }
+                                     });
     }
 
     // By the first block, which has the results of all.
@@ -159,8 +159,8 @@ private:
         constexpr int kOutputs = kWarpOutputs<kHeadSize>;
         if (splits == 1) {
             const SharedSpan<float> outputs = dynamic_shared<float>(layout.outputs, kAttentionWarps * kOutputs);
-            write_merged_warps<kHeadSize>({parts(), outputs, kOutputs, {nullptr, 0}}, head.group, head.head_size,
-                                          head.output);
+            write_merged_warps<kHeadSize, true>({parts(), outputs, kOutputs, {nullptr, 0}}, head.group, head.head_size,
+                                                head.output);
         } else {
             merge_splits<kHeadSize>({&split_parts(splits)[0], &split_outputs(splits)[0]}, splits, head.group,
                                     head.head_size, {parts(), ring(), layout.warp_floats, {nullptr, 0}}, head.output);

@@ -9,7 +9,12 @@
 //     fence_inboxes();                     // the same: other blocks may know of it
 //     announce_to_cluster(); ... wait_for_cluster();
 //     inbox.outgoing(span, rank)[i] = value;  // any thread of any block: element i of that span of block `rank`
+//     inbox.copy(span, from, bytes);       // or, behind a barrier of the block: from global memory, into its own span
 //     inbox.wait();                        // every thread that reads: all bytes are there
+//
+// A copy is one instruction of one thread for any number of bytes. Until it has come, nobody may write what it reads or
+// touch what it writes; and as it goes another way than loads and stores (the asynchronous proxy), what threads of the
+// same launch have written before, it may not see.
 //
 // An inbox serves one exchange. A block waits for all that it gets before it ends, so no bytes come to a block that has
 // ended, and no barrier is needed behind the exchange. A wait orders these stores, and what their senders did to shared
@@ -57,6 +62,12 @@ struct Inbox {
     __device__ __forceinline__ void make() const { platform::make_mbarrier(&counter[0], 1); }
     __device__ __forceinline__ void expect(uint32_t bytes) const { platform::expect_at_mbarrier(&counter[0], bytes); }
     __device__ __forceinline__ void wait() const { platform::wait_at_mbarrier(&counter[0], 0); }
+
+    // Starts to copy so many bytes, a multiple of 16, to the beginning of `to`; both sides are 16-byte aligned.
+    template <class T>
+    __device__ __forceinline__ void copy(const SharedSpan<T>& to, const void* from, uint32_t bytes) const {
+        platform::copy_in_bulk(&to[0], from, bytes, &counter[0]);
+    }
 
     template <class T>
     __device__ __forceinline__ OutgoingSpan<T> outgoing(const SharedSpan<T>& span, int rank) const {

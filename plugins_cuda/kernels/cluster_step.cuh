@@ -26,39 +26,38 @@
 
 namespace kvc {
 
-template <class T, class Bound>
-struct ClusterStepParams {
-    ScoreAndSelectParams<T, Bound> selection;  // without indices and arrivals
-    T* output;                                 // [B,H,D]
-    int32_t splits;                            // most splits of a row
-    int32_t stages;                            // see SparseAttentionParams
-    float scale;                               // the same
-};
-
 // Layout of the dynamic shared memory; offsets in bytes, multiples of 16. The attention's comes over the selection's:
 // its results over what is free once keys are exchanged, its ring over all of it.
 struct ClusterStepLayout {
     ClusterAttentionLayout attention;
-    ClusterLayout selection;
     int query;  // T [g,D]
     int list;   // int32 [top_k]
     int total;
 };
 
+template <class T, class Bound>
+struct ClusterStepParams {
+    ScoreAndSelectParams<T, Bound> selection;  // without indices and arrivals
+    T* output;                                 // [B,H,D]
+    ClusterStepLayout layout;
+    int32_t stages;  // see SparseAttentionParams
+    float scale;     // the same
+};
+
+// Lays out a step for staged rows of so many vectors, rows of so many splits and warps that copy `stages` tiles ahead.
 template <class T, int kHeads, int kHeadSize, class Bound>
-__host__ __device__ __forceinline__ ClusterStepLayout cluster_step_layout(const ClusterStepParams<T, Bound>& params) {
-    const ScoreAndSelectParams<T, Bound>& of = params.selection;
+void lay_out_cluster_step(int row_vectors, int splits, int stages, ClusterStepParams<T, Bound>& params) {
+    ScoreAndSelectParams<T, Bound>& of = params.selection;
     const int group = of.append.group, size = of.append.head_size;
     const auto rounded = [](int bytes) { return (bytes + 15) / 16 * 16; };
-    ClusterStepLayout layout;
-    layout.attention = cluster_attention_layout<T, kHeadSize>(params.splits, group, size, params.stages);
-    layout.selection = cluster_layout<T, kHeads, Bound>(of.row_vectors, of.top_r, group, size, of.pages,
-                                                        layout.attention.results_end());
-    layout.query =
-        layout.selection.total > layout.attention.ring_end ? layout.selection.total : layout.attention.ring_end;
+    ClusterStepLayout& layout = params.layout;
+    layout.attention = cluster_attention_layout<T, kHeadSize>(splits, group, size, stages);
+    of.layout =
+        cluster_layout<T, kHeads, Bound>(row_vectors, of.top_r, group, size, of.pages, layout.attention.results_end());
+    layout.query = of.layout.total > layout.attention.ring_end ? of.layout.total : layout.attention.ring_end;
     layout.list = layout.query + rounded(group * size * static_cast<int>(sizeof(T)));
     layout.total = layout.list + rounded(static_cast<int>(of.limits.top_k * sizeof(int32_t)));
-    return layout;
+    params.stages = stages;
 }
 
 // Where a block writes the tokens that all blocks select: into its own list, and of its own pages for the caller.
@@ -81,11 +80,19 @@ struct WholeList {
     __device__ __forceinline__ void keep_query(int at, const T& value) const { query[at] = value; }
     __device__ __forceinline__ void write_page(int32_t token, int32_t slot, int32_t count, bool is_own) const {
         const bool is_told = is_own && selected != nullptr;
+        constexpr int32_t kTogether = 4;
 #pragma unroll 1
-        for (int32_t i = 0; i < count; ++i) {
-            list[slot + i] = token + i;
+        for (int32_t first = 0; first < count; first += kTogether) {
+#pragma unroll
+            for (int32_t i = first; i < first + kTogether; ++i) {
+                if (i < count) {
+                    list[slot + i] = token + i;
+                }
+            }
             if (is_told) {
-                selected[slot + i] = token + i;
+                for (int32_t i = first; i < min(count, first + kTogether); ++i) {
+                    selected[slot + i] = token + i;
+                }
             }
         }
     }
@@ -110,7 +117,7 @@ template <class T, int kHeads, int kHeadSize, class Bound>
 __device__ __forceinline__ void step_in_cluster(const ClusterStepParams<T, Bound>& params) {
     const ScoreAndSelectParams<T, Bound>& selection = params.selection;
     const AppendParams<T>& append = selection.append;
-    const ClusterStepLayout layout = cluster_step_layout<T, kHeads, kHeadSize>(params);
+    const ClusterStepLayout& layout = params.layout;
     const int blocks = static_cast<int>(gridDim.x), outputs = append.group * append.head_size;
     const int64_t number = cluster_head(selection);
     T* const output = params.output + number * outputs;
@@ -122,7 +129,7 @@ __device__ __forceinline__ void step_in_cluster(const ClusterStepParams<T, Bound
                                            results,
                                            append.group,
                                            append.head_size};
-    const SelectedRow selected = select_in_cluster<T, kHeads, Bound>(selection, layout.selection, blocks, lists);
+    const SelectedRow selected = select_in_cluster<T, kHeads, Bound>(selection, blocks, lists);
     const AttendedRow& row = selected.row;
     if (row.count == 0) {
         if (cluster_rank() == 0) {

@@ -69,23 +69,32 @@ __device__ __forceinline__ Share share_before_warp(Share of_warp, SharedSpan<int
     return before;
 }
 
-// The selected among up to 32 candidates, one bit each.
+// The selected among up to 32 candidates, one bit each, the first one's the highest: it takes one instruction less to find.
 struct SelectedBits {
     uint32_t larger = 0;
     uint32_t equal = 0;
 
-    __device__ __forceinline__ void add(int32_t bit, uint32_t key, const Threshold& threshold) {
-        larger |= static_cast<uint32_t>(threshold.is_below(key)) << bit;
-        equal |= static_cast<uint32_t>(threshold.is_equal(key)) << bit;
+    __device__ __forceinline__ void add(int32_t candidate, uint32_t key, const Threshold& threshold) {
+        larger |= threshold.is_below(key) ? kFirst >> candidate : 0;
+        equal |= threshold.is_equal(key) ? kFirst >> candidate : 0;
+    }
+
+    __device__ __forceinline__ uint32_t all() const { return larger | equal; }
+    __device__ __forceinline__ static int32_t first_of(uint32_t bits) { return __clz(static_cast<int32_t>(bits)); }
+    __device__ __forceinline__ static uint32_t without(uint32_t bits, int32_t candidate) {
+        return bits & ~(kFirst >> candidate);
     }
 
     template <class WeightAt>
-    __device__ __forceinline__ Share share(int32_t bit, int32_t i, WeightAt weight_at) const {
+    __device__ __forceinline__ Share share(int32_t candidate, int32_t i, WeightAt weight_at) const {
         Share share;
-        if ((larger >> bit & 1) != 0) share.larger = weight_at(i);
-        if ((equal >> bit & 1) != 0) share.equal = weight_at(i);
+        if ((larger & kFirst >> candidate) != 0) share.larger = weight_at(i);
+        if ((equal & kFirst >> candidate) != 0) share.equal = weight_at(i);
         return share;
     }
+
+private:
+    static constexpr uint32_t kFirst = 0x80000000u;
 };
 
 // Emits one candidate, if it gets a slot; `before` is the total of the candidates before it.
@@ -149,12 +158,12 @@ __device__ __forceinline__ void emit_ascending(const Keys& keys, Threshold thres
     const Share below = {warp_exclusive_scan(own.larger, all.larger), warp_exclusive_scan(own.equal, all.equal)};
     Share before = share_before_warp<kThreads>(all, storage) + below;
 #pragma unroll 1
-    for (uint32_t left = bits.larger | bits.equal; left != 0; left &= left - 1) {
-        const int32_t bit = __ffs(static_cast<int32_t>(left)) - 1;
-        const int32_t i = keys.first + bit;
-        const Share share = bits.share(bit, i, weight_at);
+    for (uint32_t left = bits.all(); left != 0;) {
+        const int32_t candidate = SelectedBits::first_of(left), i = keys.first + candidate;
+        const Share share = bits.share(candidate, i, weight_at);
         emit_one(i, share, threshold.ties, before, emit);
         before = before + share;
+        left = SelectedBits::without(left, candidate);
     }
 }
 

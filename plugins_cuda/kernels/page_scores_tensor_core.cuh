@@ -30,24 +30,30 @@
 
 namespace kvc {
 
+// Bounds that are staged already. Others arrive in parts of rows() rows, each behind wait_for(part).
+struct AllStaged {
+    static constexpr bool kAllStaged = true;
+};
+
 // kHeads is the group rounded up to 4, 8 or 16. The query in the scorer's form does not depend on Bound (T or fp8_t).
 template <class T, int kHeads, class Bound>
 class TensorCoreScorer {
-    static constexpr int kStepChannels = 16;
     static constexpr int kSpans = 2;  // of a warp's tile
     static constexpr int kSpanPages = kVectorWidth<Bound>;
     static constexpr int kTilePages = kSpans * kSpanPages;
-    static constexpr int kProducts = kSpanPages / 8;      // of a span
-    static constexpr int kLanePages = 2 * kProducts;      // of a span, neighbours
-    static constexpr int kHalves = kHeads == 16 ? 2 : 1;  // of a product's rows that are heads
-    static constexpr int kRows = kHeads / kHalves;        // heads in a half
-    static constexpr int kQuad = 4;                       // lanes that share a row of the query
-    static constexpr int kStepOperands = kRows * kQuad;   // 16-byte operands
+    static constexpr int kTileDistance = kScoreWarps * kTilePages;  // pages from a warp's tile to its next
+    static constexpr int kProducts = kSpanPages / 8;                // of a span
+    static constexpr int kLanePages = 2 * kProducts;                // of a span, neighbours
+    static constexpr int kHalves = kHeads == 16 ? 2 : 1;            // of a product's rows that are heads
+    static constexpr int kRows = kHeads / kHalves;                  // heads in a half
+    static constexpr int kQuad = 4;                                 // lanes that share a row of the query
+    static constexpr int kStepOperands = kRows * kQuad;             // 16-byte operands
     using Sums = float[kSpans][kProducts][4];
     static_assert(kHeads == 4 || kHeads == 8 || kHeads == 16);
     static_assert(kSpanPages % kUnitPages == 0);
 
 public:
+    static constexpr int kStepChannels = 16;
     static constexpr int kSpareVectors = 1;  // at the end of a staged row
     static constexpr __host__ __device__ int rows(int channels) {
         return (channels + kStepChannels - 1) / kStepChannels * kStepChannels;
@@ -79,15 +85,15 @@ public:
     __device__ __forceinline__ TensorCoreScorer(int channels, int group, int query_start, int)
         : operands_(dynamic_shared<uint4>(query_start, query_vectors(channels, group))) {}
 
-    // Scores the pages of a chunk for all heads of the group. Two tiles at a time (kTiles) take more registers, and the
-    // products of one do not wait for those of the other: for blocks that have a multiprocessor to themselves.
-    template <int kTiles = 1>
+    // Scores the pages of a chunk for all heads of the group. Several tiles at a time (kTiles) take more registers, and the
+    // products of one do not wait for those of another: for blocks that have a multiprocessor to themselves. Warps take
+    // turns, so that a short chunk is divided among all of them.
+    template <int kTiles = 1, class Arrivals = AllStaged>
     __device__ __forceinline__ void score(const StagedBounds<Bound>& staged, const ScoredHeads& heads,
-                                          const ScoredChunk& chunk) const {
-        constexpr int kPages = kTiles * kTilePages;
-        for (int page = warp_index() * kPages; page < chunk.count; page += kScoreWarps * kPages) {
+                                          const ScoredChunk& chunk, const Arrivals& arrivals = {}) const {
+        for (int page = warp_index() * kTilePages; page < chunk.count; page += kTiles * kTileDistance) {
             Sums sums[kTiles] = {};
-            add_channels(staged, page, chunk.count, sums);
+            add_channels(staged, page, chunk.count, arrivals, sums);
             write_tiles(heads, chunk, page, sums);
         }
     }
@@ -114,22 +120,25 @@ private:
         }
     }
 
-    // Of pages `page` and up; a second tile that begins at `end` or behind it gets sums of which nothing is written.
-    template <int kTiles>
+    // Of pages `page` and up; a tile that begins at `end` or behind it repeats the first one, and nothing of it is written.
+    template <int kTiles, class Arrivals>
     __device__ __forceinline__ void add_channels(const StagedBounds<Bound>& staged, int page, int end,
-                                                 Sums (&sums)[kTiles]) const {
+                                                 const Arrivals& arrivals, Sums (&sums)[kTiles]) const {
         // Of the four matrices, each lane gives one row: channels 0..7 and 8..15 for the first span, then for the second.
         const int own_page = page + lane_index() / kStepChannels * kSpanPages;
-        const int to_second = page + kTilePages < end ? kTilePages : 0;
+        int tiles[kTiles];
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+            tiles[tile] = page + tile * kTileDistance < end ? tile * kTileDistance : 0;
+        }
         int row = staged.start_of(lane_index() % kStepChannels) + own_page;
         int own = lane_index() % kStepOperands;
-#pragma unroll 4
-        for (int channel = 0; channel < staged.rows; channel += kStepChannels) {
+        const auto add_step = [&] {
             const uint4 heads = operands_[own];
             uint32_t bounds[kTiles][2 * kSpans];
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
-                load_matrices_transposed(bounds[tile], staged.values[row + tile * to_second]);
+                load_matrices_transposed(bounds[tile], staged.values[row + tiles[tile]]);
             }
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
@@ -137,6 +146,23 @@ private:
             }
             own += kStepOperands;
             row += kStepChannels * staged.row;
+        };
+        if constexpr (Arrivals::kAllStaged) {
+#pragma unroll 4
+            for (int channel = 0; channel < staged.rows; channel += kStepChannels) {
+                add_step();
+            }
+        } else {
+            int part = 0;
+#pragma unroll 1
+            for (int first = 0; first < staged.rows; first += arrivals.rows()) {
+                arrivals.wait_for(part++);
+#pragma unroll 1
+                for (int channel = first; channel < min(first + arrivals.rows(), staged.rows);
+                     channel += kStepChannels) {
+                    add_step();
+                }
+            }
         }
     }
 
@@ -157,7 +183,7 @@ private:
                     own[tile].value[i] = second ? other.value[i] : own[tile].value[i];
                 }
             }
-            write_page_scores(chunk, heads, group % kRows, own_page + (second ? kSpanPages : 0), kTilePages, own);
+            write_page_scores(chunk, heads, group % kRows, own_page + (second ? kSpanPages : 0), kTileDistance, own);
         } else {
 #pragma unroll
             for (int span = 0; span < kSpans; ++span) {
@@ -167,7 +193,7 @@ private:
                     for (int tile = 0; tile < kTiles; ++tile) {
                         own[tile] = pages_of(sums[tile][span], half);
                     }
-                    write_page_scores(chunk, heads, group + half * kRows, own_page + span * kSpanPages, kTilePages,
+                    write_page_scores(chunk, heads, group + half * kRows, own_page + span * kSpanPages, kTileDistance,
                                       own);
                 }
             }

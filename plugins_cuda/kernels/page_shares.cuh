@@ -33,8 +33,10 @@ struct ScoredPages {
     int32_t count;                 // ceil(m / p)
 
     // Tokens of a page that are compared: a part of the page where the last one ends, and none behind it.
+    // (Unsigned: of pages that do not exist nobody uses the weight, but it may be computed.)
     __device__ __forceinline__ int32_t weight(int32_t page) const {
-        const int32_t left = compared - page * page_size;
+        const auto before = static_cast<uint32_t>(page) * static_cast<uint32_t>(page_size);
+        const auto left = static_cast<int32_t>(static_cast<uint32_t>(compared) - before);
         return min(max(left, 0), page_size);
     }
 };

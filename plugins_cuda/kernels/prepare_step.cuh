@@ -57,8 +57,8 @@ __device__ __forceinline__ void prepare_token(const PrepareStepParams<T>& params
     const int64_t cache_length = append.cache_lengths[row_number];
     const HeadChannel<T> channel(append.token, row_number, size);
     const TokenChannel<T> entry = append.entry_of(channel, row_number, kv_head);
-    const QueryChannel own =
-        read_query(channel, append.query_of(row_number, kv_head), append.rotated_of(head), query, [](int, const T&) {});
+    GroupQueryReader<T, 4, false> reader(channel, append.query_of(row_number, kv_head), query);
+    const QueryChannel own = reader.finish(append.rotated_of(head), [](int, const T&) {});
     if (threadIdx.x == 0) {
         append.arrivals[head] = 0;
     }

@@ -1,5 +1,5 @@
 // The only PTX of the kernels: prmt, mma.sync, ldmatrix and cp.async (sm_80 and later), cvt of E4M3 (sm_89 and later),
-// griddepcontrol, barrier.cluster, mapa, mbarrier and st.async (sm_90 and later). emulation/ptx.h and emulation/cluster.h
+// griddepcontrol, barrier.cluster, mapa, mbarrier, st.async and cp.async.bulk (sm_90 and later). emulation/ptx.h and emulation/cluster.h
 // have the same functions for the host; kernels use most through kernels/mma.cuh, kernels/copy_async.cuh,
 // kernels/dependent_launch.cuh, kernels/cluster.cuh and kernels/cluster_inbox.cuh.
 #pragma once
@@ -175,6 +175,17 @@ __device__ __forceinline__ void store_async(T* to, uint64_t* mbarrier, int rank,
             "r"(counter), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
             : "memory");
     }
+#endif
+}
+
+// Copies a multiple of 16 bytes, 16-byte aligned, from global memory into this block's shared memory, and counts them at
+// the mbarrier.
+__device__ __forceinline__ void copy_in_bulk(void* to, const void* from, uint32_t bytes, uint64_t* mbarrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(mbarrier))
+                 : "memory");
 #endif
 }
 

@@ -60,49 +60,78 @@ __device__ __forceinline__ uint32_t importance_key(float importance) {
     return importance != importance ? 0 : __float_as_uint(importance) + 1;
 }
 
-// Reads query [g,D]: fills `to.values` and returns the thread's channel. Loads of several heads are under way together.
-// Where heads are rotated on the way, they are also written to `rotated` [g,D], unless it is null. Every number goes to
-// keep(place in [g,D], value) too.
-template <class T, class Keep>
-__device__ __forceinline__ QueryChannel read_query(const HeadChannel<T>& channel, const T* __restrict__ query,
-                                                   T* __restrict__ rotated, const GroupQuery& to, const Keep& keep) {
-    constexpr int kInFlight = 4;
-    if (!channel.exists()) {
-        return {0, 0};
-    }
-    const int d = channel.number();
-    float importance = 0.0f;
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int first = 0; first < to.group; first += kInFlight) {
-        typename HeadChannel<T>::Pair read[kInFlight];
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            read[i] = channel.load(query + min(first + i, to.group - 1) * to.head_size);  // without a branch
+// Reads query [g,D] on this thread's channel, in two steps: what else is read may be asked for between them. kHeads heads
+// are under way together; with kAll a group has no more.
+template <class T, int kHeads, bool kAll>
+class GroupQueryReader {
+public:
+    // Starts to read the first heads.
+    __device__ __forceinline__ GroupQueryReader(const HeadChannel<T>& channel, const T* __restrict__ query,
+                                                const GroupQuery& to)
+        : channel_(channel), query_(query), to_(to) {
+        if (channel_.exists()) {
+            read_from(0);
         }
+    }
+
+    // Fills `to.values` and returns the thread's channel. Where heads are rotated on the way, they are also written to
+    // `rotated` [g,D], unless it is null. Every number goes to keep(place in [g,D], value) too.
+    template <class Keep>
+    __device__ __forceinline__ QueryChannel finish(T* __restrict__ rotated, const Keep& keep) {
+        if (!channel_.exists()) {
+            return {0, 0};
+        }
+        add_from(0, rotated, keep);
+        if constexpr (!kAll) {
+#pragma unroll 1
+            for (int first = kHeads; first < to_.group; first += kHeads) {
+                read_from(first);
+                add_from(first, rotated, keep);
+            }
+        }
+        const int d = channel_.number();
+        return {importance_key(importance_), sum_ > 0.0f ? d : to_.head_size + d};  // a sum of exactly 0: the minimum
+    }
+
+private:
+    __device__ __forceinline__ void read_from(int first) {
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            const int at = (first + i) * to.head_size + d;
-            read[i].own = channel.rotated(read[i]);
-            const float q = to_float(read[i].own);
-            if (first + i < to.group) {
-                keep(at, read[i].own);
-                to.values[at] = q;
-                importance += fabsf(q);
-                sum += q;
+        for (int i = 0; i < kHeads; ++i) {
+            read_[i] = channel_.load(query_ + min(first + i, to_.group - 1) * to_.head_size);  // without a branch
+        }
+    }
+
+    template <class Keep>
+    __device__ __forceinline__ void add_from(int first, T* __restrict__ rotated, const Keep& keep) {
+#pragma unroll
+        for (int i = 0; i < kHeads; ++i) {
+            const int at = (first + i) * to_.head_size + channel_.number();
+            read_[i].own = channel_.rotated(read_[i]);
+            const float q = to_float(read_[i].own);
+            if (first + i < to_.group) {
+                keep(at, read_[i].own);
+                to_.values[at] = q;
+                importance_ += fabsf(q);
+                sum_ += q;
             }
         }
         if (rotated != nullptr) {
 #pragma unroll
-            for (int i = 0; i < kInFlight; ++i) {
-                if (first + i < to.group) {
-                    rotated[(first + i) * to.head_size + d] = read[i].own;
+            for (int i = 0; i < kHeads; ++i) {
+                if (first + i < to_.group) {
+                    rotated[(first + i) * to_.head_size + channel_.number()] = read_[i].own;
                 }
             }
         }
     }
-    return {importance_key(importance), sum > 0.0f ? d : to.head_size + d};  // a sum of exactly 0 takes the minimum
-}
+
+    const HeadChannel<T>& channel_;
+    const T* query_;
+    const GroupQuery& to_;
+    typename HeadChannel<T>::Pair read_[kHeads]{};
+    float importance_ = 0.0f;
+    float sum_ = 0.0f;
+};
 
 // 1 if a < b, both below 2^31: a subtraction and a shift, where a comparison would cost a move more.
 __device__ __forceinline__ int is_less(uint32_t a, uint32_t b) { return static_cast<int>((a - b) >> 31); }
@@ -121,29 +150,40 @@ __device__ __forceinline__ int place_in_warp(uint32_t key, SharedSpan<uint32_t> 
     return place + __popc(equal & ((1u << lane_index()) - 1u));
 }
 
-// Number of elements >= limits[i] in each of kLists consecutive descending lists of 32. The searches run side by side.
+// Adds kStep for each of kProbes elements of every list, kStep apart, that is >= limits[i]; they are read side by side.
+template <int kStep, int kProbes, int kLists>
+__device__ __forceinline__ void probe_lists(SharedSpan<uint32_t> lists, const uint32_t (&limits)[kLists],
+                                            int (&counts)[kLists]) {
+#pragma unroll
+    for (int list = 0; list < kLists; ++list) {
+        const int first = list * kWarpSize + counts[list] + kStep - 1;
+        int found = 0;
+#pragma unroll
+        for (int probe = 0; probe < kProbes; ++probe) {
+            found += lists[first + probe * kStep] >= limits[list] ? 1 : 0;
+        }
+        counts[list] += found * kStep;
+    }
+}
+
+// Number of elements >= limits[i] in each of kLists consecutive descending lists of 32. Three elements of a list are read
+// at a time: half as many loads wait for one another as in a search by halves.
 template <int kLists>
 __device__ __forceinline__ void count_not_below(SharedSpan<uint32_t> lists, const uint32_t (&limits)[kLists],
                                                 int (&counts)[kLists]) {
+    static_assert(kWarpSize == 32, "three times 8, three times 2, and two");
 #pragma unroll
     for (int list = 0; list < kLists; ++list) {
         counts[list] = 0;
     }
-#pragma unroll
-    for (int step = kWarpSize / 2; step > 0; step /= 2) {
-#pragma unroll
-        for (int list = 0; list < kLists; ++list) {
-            counts[list] += lists[list * kWarpSize + counts[list] + step - 1] >= limits[list] ? step : 0;
-        }
-    }
-#pragma unroll
-    for (int list = 0; list < kLists; ++list) {
-        counts[list] += lists[list * kWarpSize + counts[list]] >= limits[list];
-    }
+    probe_lists<8, 3>(lists, limits, counts);
+    probe_lists<2, 3>(lists, limits, counts);
+    probe_lists<1, 2>(lists, limits, counts);
 }
 
-// Fills `query.chosen`. One barrier, and none after the result is written.
-__device__ __forceinline__ void choose_channels(const QueryChannel& own, const GroupQuery& query) {
+// Fills `query.chosen` and returns the place of this thread's channel, query.channels or more where it is not chosen. One
+// barrier, and none after the result is written.
+__device__ __forceinline__ int choose_channels(const QueryChannel& own, const GroupQuery& query) {
     constexpr int kSideBySide = 4;
     KVC_SHARED(uint32_t, keys, KVC_LARGEST_HEAD_SIZE);
     KVC_SHARED(uint32_t, lists, KVC_LARGEST_HEAD_SIZE);  // every warp's keys, descending
@@ -156,7 +196,7 @@ __device__ __forceinline__ void choose_channels(const QueryChannel& own, const G
     }
     __syncthreads();
     if (static_cast<int>(threadIdx.x) >= query.head_size) {
-        return;
+        return query.channels;
     }
     for (int first = 0; first < used; first += kSideBySide) {
         uint32_t limits[kSideBySide];
@@ -174,6 +214,7 @@ __device__ __forceinline__ void choose_channels(const QueryChannel& own, const G
     if (place < query.channels) {
         query.chosen[place] = own.row;
     }
+    return place;
 }
 
 // 1/T of every head -> inverse_temperature [g]; one warp per head, the last warp first: the other results of the choice

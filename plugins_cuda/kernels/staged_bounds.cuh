@@ -1,14 +1,15 @@
 // The page bounds of a block's chunk of pages on the chosen channels, in shared memory: see page_scores.cuh.
 //
-// They are copied 16 bytes at a time, asynchronously, one row per channel. In 16 and 8 bit every row starts at a multiple
-// of 16 bytes (stored_pages.h). In fp32 rows of P elements start at any alignment, so the kernel copies the aligned span
-// around the chunk and keeps the position of each row's first page. That span never leaves the KV head's table [2D,P],
-// which starts and ends at a multiple of 16 bytes (2D is a multiple of 32). All copies are in flight together: one
-// memory latency per block for any r.
+// They are copied asynchronously, one row per channel: 16 bytes at a time, or, in clusters, a row at once. In 16 and 8 bit
+// every row starts at a multiple of 16 bytes (stored_pages.h). In fp32 rows of P elements start at any alignment, so the
+// kernel copies the aligned span around the chunk and keeps the position of each row's first page. That span never leaves
+// the KV head's table [2D,P], which starts and ends at a multiple of 16 bytes (2D is a multiple of 32). All copies are in
+// flight together: one memory latency per block for any r.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cluster_inbox.cuh"
 #include "kernels/copy_async.cuh"
 #include "kernels/fp8.cuh"
 #include "kernels/numeric.cuh"
@@ -106,36 +107,20 @@ private:
     uint4 next_{};
 };
 
-// Starts the copies of pages [start, start + count) of one KV head's table [2D,P] on the chosen channels, and writes the
-// rows of zeros. The caller commits the copies. A warp takes every kScoreWarps-th row, a vector to a lane, so that rows may
-// have any number of vectors. They are aligned, and `start` is a multiple of a vector's pages.
-template <class Bound>
-__device__ __forceinline__ void stage_bounds_by_warps(const Bound* __restrict__ table, int pages,
-                                                      const SharedSpan<int32_t>& chosen, int channels, int start,
-                                                      int count, const StagedBounds<Bound>& to) {
+// Starts the copies of `row_bytes` of every row, whole vectors from page `start` on, of one KV head's table [2D,P] on the
+// chosen channels, and writes the rows of zeros. A row is one copy, by a lane of a warp, which inbox_of(row) expects; there
+// is none where it has no bytes. Rows are aligned, and `start` is a multiple of a vector's pages.
+template <class Bound, class InboxOf>
+__device__ __forceinline__ void stage_bounds_in_bulk(const Bound* table, int pages, const SharedSpan<int32_t>& chosen,
+                                                     int channels, int start, uint32_t row_bytes,
+                                                     const StagedBounds<Bound>& to, const InboxOf& inbox_of) {
     static_assert(kAlignedRows<Bound>);
+    static_assert(kScoreWarps * kWarpSize >= KVC_LARGEST_HEAD_SIZE, "every row has a lane");
     constexpr int kWidth = kVectorWidth<Bound>;
-    constexpr int kTogether = 8;
-    const char* const bytes = reinterpret_cast<const char*>(table + start);
-    const auto row_bytes = static_cast<uint32_t>(pages * static_cast<int>(sizeof(Bound)));
-#pragma unroll 1
-    for (int i = warp_index(); i < channels; i += kTogether * kScoreWarps) {
-        uint32_t offsets[kTogether];  // of the rows, all read ahead of their first copies
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-            offsets[j] = static_cast<uint32_t>(chosen[min(i + j * kScoreWarps, channels - 1)]) * row_bytes;
-        }
-#pragma unroll 1
-        for (int place = lane_index() * kWidth; place < count; place += kWarpSize * kWidth) {
-            const char* const own = bytes + place * static_cast<int>(sizeof(Bound));
-#pragma unroll
-            for (int j = 0; j < kTogether; ++j) {
-                const int row = i + j * kScoreWarps;
-                if (row < channels) {
-                    copy_async_16(&to.values[row * to.row + place], own + offsets[j]);
-                }
-            }
-        }
+    if (const int i = lane_index() * kScoreWarps + warp_index(); i < channels && row_bytes > 0) {
+        const auto row = static_cast<uint32_t>(chosen[i]) * static_cast<uint32_t>(pages);
+        inbox_of(i).copy(to.values.part(i * to.row, row_bytes / sizeof(Bound)),
+                         table + (row + static_cast<uint32_t>(start)), row_bytes);
     }
     const SharedSpan<uint4> all = to.values.template cast<uint4>();
     const int end = to.rows * to.row / kWidth;

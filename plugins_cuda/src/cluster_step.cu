@@ -24,7 +24,7 @@ struct ClusterStepRule {
     /// Blocks of a cluster; 0 where there is no launch. A function of sizes and device: the most blocks of 8, 4, 2 and 1
     /// of which each has a multiprocessor to itself, all at once. Completes `params` for it.
     template <class T, int kHeads, int kHeadSize, class Bound>
-    static int32_t choose(const KvcHybridAttentionParams& p, ClusterStepParams<T, Bound>& params) {
+    static int32_t choose(const KvcHybridAttentionParams& p, int splits, ClusterStepParams<T, Bound>& params) {
         constexpr const char* kName = "cluster_step";
         const int device = platform::current_device(kName);
         const int64_t clusters = int64_t{p.batch} * p.kv_heads;
@@ -36,10 +36,10 @@ struct ClusterStepRule {
             if (clusters * blocks > multiprocessors) {
                 continue;
             }
-            if (!fits<T, kHeads, kHeadSize>(blocks, params)) {
+            if (!fits<T, kHeads, kHeadSize>(blocks, splits, params)) {
                 return 0;  // fewer blocks need more memory
             }
-            const size_t bytes = cluster_step_layout<T, kHeads, kHeadSize>(params).total;
+            const size_t bytes = params.layout.total;
             if (blocks == 1 || clusters <= active_clusters<cluster_step<T, kHeads, kHeadSize, Bound>>(
                                                kName, device, dim3(kScoreThreads), bytes, blocks)) {
                 return blocks;
@@ -52,15 +52,15 @@ private:
     /// Divides the pages of the longest row among that many blocks; false where a block has no room for its part. Warps
     /// copy two tiles ahead where that fits too.
     template <class T, int kHeads, int kHeadSize, class Bound>
-    static bool fits(int32_t blocks, ClusterStepParams<T, Bound>& params) {
-        ScoreAndSelectParams<T, Bound>& selection = params.selection;
-        const int64_t vectors = pages_of_block<Bound>(selection.pages, blocks) / kVectorWidth<Bound>;
-        selection.row_vectors = static_cast<int32_t>(ceil_div(vectors, int64_t{kVectorStep}) * kVectorStep);
-        if (selection.row_vectors > kScoreThreads) {
+    static bool fits(int32_t blocks, int splits, ClusterStepParams<T, Bound>& params) {
+        const int32_t vectors = pages_of_block<Bound>(params.selection.pages, blocks) / kVectorWidth<Bound>;
+        const int32_t row_vectors = ceil_div(vectors, kVectorStep) * kVectorStep;
+        if (row_vectors > kScoreThreads) {
             return false;
         }
-        for (params.stages = is_on(Switch::kRing) ? 2 : 1; params.stages > 0; --params.stages) {
-            if (cluster_step_layout<T, kHeads, kHeadSize>(params).total <= ClusterRule::kMostSharedBytes) {
+        for (int stages = is_on(Switch::kRing) ? 2 : 1; stages > 0; --stages) {
+            lay_out_cluster_step<T, kHeads, kHeadSize>(row_vectors, splits, stages, params);
+            if (params.layout.total <= ClusterRule::kMostSharedBytes) {
                 return true;
             }
         }
@@ -87,15 +87,14 @@ bool launch_for(const KvcHybridAttentionParams& p, const AppendParams<T>& append
     ClusterStepParams<T, Bound> params{};
     params.selection = selection_params<T, Bound>(p, append, pages);
     params.output = static_cast<T*>(p.output);
-    params.splits = most_splits(most_attended(limits_of(p)), true);
     params.scale = attention_scale(p.head_size);
-    const int32_t blocks = ClusterStepRule::choose<T, kHeads, kHeadSize>(p, params);
+    const int splits = most_splits(most_attended(limits_of(p)), true);
+    const int32_t blocks = ClusterStepRule::choose<T, kHeads, kHeadSize>(p, splits, params);
     if (blocks == 0) {
         return false;
     }
-    const size_t bytes = cluster_step_layout<T, kHeads, kHeadSize>(params).total;
     launch<cluster_step<T, kHeads, kHeadSize, Bound>>("cluster_step", grid_of(blocks, p.kv_heads, p.batch),
-                                                      dim3(kScoreThreads), bytes, stream, params, blocks);
+                                                      dim3(kScoreThreads), params.layout.total, stream, params, blocks);
     return true;
 }
 

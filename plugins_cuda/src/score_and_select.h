@@ -11,9 +11,10 @@ namespace kvc {
 struct ClusterRule {
     static constexpr int32_t kLongestRow = 64;  // vectors of a staged row
     static constexpr int32_t kShortestRow = 16;
-    static constexpr int kMostSharedBytes = 198 * 1024;  // dynamic; 28.5 KiB are static
+    static constexpr int kMostSharedBytes = 198 * 1024;  // dynamic; 27.5 KiB are static
 
-    int32_t row_vectors;  // 0 where clusters may not be used
+    bool allows;
+    ClusterLayout layout;
 
     /// A function of sizes and device. Pages of a block fit in a staged row; a block has a multiprocessor of its own,
     /// and all clusters run at once: a second round would take as long as the first.
@@ -28,18 +29,19 @@ struct ClusterRule {
             row *= 2;
         }
         if (row > kLongestRow || !is_on(Switch::kClusters)) {
-            return {0};
+            return {};
         }
-        const size_t bytes = cluster_layout<T, kHeads, Bound>(row, p.top_r, group_of(p), p.head_size, pages).total;
+        const ClusterLayout layout = cluster_layout<T, kHeads, Bound>(row, p.top_r, group_of(p), p.head_size, pages);
+        const size_t bytes = layout.total;
         const int device = platform::current_device(kName);
         const int64_t clusters = int64_t{p.batch} * p.kv_heads;
         if (bytes > kMostSharedBytes || clusters * kClusterBlocks > platform::multiprocessors_of(kName, device) ||
             !has_later_code<score_and_select<T, kHeads, Bound>>(kName, device)) {
-            return {0};
+            return {};
         }
         const int64_t most = active_clusters<score_and_select<T, kHeads, Bound>>(kName, device, dim3(kScoreThreads),
                                                                                  bytes, kClusterBlocks);
-        return {clusters <= most ? row : 0};
+        return {clusters <= most, layout};
     }
 };
 
@@ -54,6 +56,7 @@ ScoreAndSelectParams<T, Bound> selection_params(const KvcHybridAttentionParams& 
     params.limits = limits_of(p);
     params.index_stride = list_stride(p.top_k);
     params.selected_width = p.selected_width;
+    params.by_page_size = Divisor::of(p.page_size);
     params.page_size = p.page_size;
     params.pages = pages;
     params.top_r = p.top_r;
@@ -65,16 +68,14 @@ template <class T, int kHeads, class Bound>
 bool launch_score_and_select(const KvcHybridAttentionParams& p, const AppendParams<T>& append, int32_t pages,
                              int32_t* indices, Stream& stream) {
     const ClusterRule rule = ClusterRule::of<T, kHeads, Bound>(p, pages);
-    if (rule.row_vectors == 0) {
+    if (!rule.allows) {
         return false;
     }
     ScoreAndSelectParams<T, Bound> params = selection_params<T, Bound>(p, append, pages);
     params.indices = indices;
-    params.row_vectors = rule.row_vectors;
-    const int bytes =
-        cluster_layout<T, kHeads, Bound>(rule.row_vectors, p.top_r, append.group, p.head_size, pages).total;
+    params.layout = rule.layout;
     launch<score_and_select<T, kHeads, Bound>>("score_and_select", grid_of(kClusterBlocks, p.kv_heads, p.batch),
-                                               dim3(kScoreThreads), bytes, stream, params, kClusterBlocks);
+                                               dim3(kScoreThreads), rule.layout.total, stream, params, kClusterBlocks);
     return true;
 }
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 STEP, SELECT = "kernels/score_and_select.cuh", "kernels/cluster_select.cuh"
 STATISTICS, BOUNDS = "kernels/page_statistics.cuh", "kernels/staged_bounds.cuh"
+SCORER = "kernels/page_scores_tensor_core.cuh"
 APPENDS = "appends = cluster_rank() == appender"
 ROTATED = "cluster_rank() == 0 ? append.rotated_of(head)"
 BARRIER = "__syncthreads();"
@@ -37,24 +38,35 @@ STORE = "store_token<false>(entry, append.keys.from(cache), append.values.from(c
 MUTATIONS = (
     Mutation("control", STEP, "if (row.length > 0) {", "if (0 < row.length) {"),
     without("the_barrier_before_staging", STEP, BARRIER, f"{BARRIER}  // the channels"),
-    without("the_barrier_behind_the_copies", STEP, BARRIER, f"copy_async_wait<0>();\n        {BARRIER}"),
+    without("the_barrier_behind_the_query", STEP, BARRIER, f"{BARRIER}  // the query is whole"),
     without("the_barrier_behind_the_scores", STEP, BARRIER, f"wait_for_cluster();\n        {BARRIER}"),
-    without("the_wait_for_the_copies", STEP, "copy_async_wait<0>();", "copy_async_wait<0>();"),
+    without("the_wait_for_the_copies", STEP, "inboxes.bounds(part).wait();", "inboxes.bounds(part).wait();"),
+    Mutation(
+        "parts_of_the_bounds_are_scored_early", SCORER, "arrivals.wait_for(part++)", "arrivals.wait_for(0 * part++)"
+    ),
+    Mutation("a_row_is_of_the_part_before", STEP, "(row >= part_rows) +", "(row > part_rows) +"),
+    Mutation("bounds_are_not_expected", STEP, ": rows * row_bytes);", ": rows * row_bytes - (rows > 0 ? 16 : 0));"),
     without("the_announcement", STEP, "announce_to_cluster();", "announce_to_cluster();"),
     without("the_wait_for_the_blocks", STEP, "wait_for_cluster();", "wait_for_cluster();"),
     without("the_wait_for_the_statistics", STEP, "inboxes.units().wait();", "inboxes.units().wait();"),
     without("the_wait_for_the_keys", STEP, "inboxes.keys().wait();", "inboxes.keys().wait();", BARRIER),
     without("the_fence_behind_the_inboxes", STEP, "fence_inboxes();", "fence_inboxes();"),
-    Mutation("statistics_of_a_unit_are_not_expected", STEP, "group * units_of(pages))", "group * units_of(pages) - 1)"),
-    Mutation("a_vector_of_keys_is_not_expected", STEP, "uint32_t>(vectors) *", "uint32_t>(vectors - 1) *"),
+    Mutation(
+        "statistics_of_a_unit_are_not_expected", STEP, "(group * units_of(pages) *", "((group * units_of(pages) - 1) *"
+    ),
+    Mutation("a_vector_of_keys_is_not_expected", STEP, "? vectors * static_cast", "? (vectors - 1) * static_cast"),
     Mutation(
         "statistics_of_the_last_head_are_not_sent",
         STEP,
         "if (from + i < query.group) {",
         "if (from + i + 1 < query.group) {",
     ),
-    without("the_barrier_behind_the_histogram", SELECT, BARRIER, f"{BARRIER}\n        const auto thread"),
-    without("the_barrier_behind_the_sums", SELECT, BARRIER, f"{BARRIER}\n        const auto group"),
+    without("the_barrier_behind_the_histogram", SELECT, BARRIER, f"{BARRIER}\n        const FoundDigit found"),
+    without("the_barrier_behind_the_totals", SELECT, BARRIER, f"= all;\n    {BARRIER}"),
+    without("the_barrier_behind_the_digit", SELECT, BARRIER, f"{BARRIER}\n    return storage.found[0]"),
+    Mutation("totals_of_the_first_warp_are_lost", SELECT, "(first < warp ? totals.x : 0)", "0"),
+    Mutation("the_digit_is_the_last_that_suffices", SELECT, "before < quota && (quota", "(quota"),
+    Mutation("keys_that_do_not_exist_count", SELECT, "if (exists && ((key", "if (((key"),
     Mutation("passes_share_a_histogram", SELECT, "part(pass * kWideBins, kWideBins)", "part(0 * pass, kWideBins)"),
     Mutation("one_histogram_is_not_cleared", SELECT, "i < kWideWords / 4 / kThreads", "i < kWideWords / 6 / kThreads"),
     Mutation("keys_for_the_first_blocks_alone", STEP, "rank = 0; rank < kClusterBlocks", "rank = 0; rank < 5"),
@@ -65,15 +77,20 @@ MUTATIONS = (
         "vector = first / kClusterPages",
     ),
     Mutation("the_last_page_has_no_key", STEP, "(row_keys(), last + 1)", "(row_keys(), last)"),
-    Mutation("a_thread_has_one_round", SELECT, "(count + kRound - 1) / kRound", "(count + kRound - 1) / (2 * kRound)"),
+    Mutation(
+        "a_thread_has_one_round",
+        SELECT,
+        "(count + kThreads - 1) / kThreads |",
+        "(count + kThreads - 1) / (2 * kThreads) |",
+    ),
     Mutation("a_thread_skips_keys", SELECT, "i < count; i += kInFlight", "i < count; i += 2 * kInFlight"),
     Mutation(
         "digits_of_other_prefixes_count",
         SELECT,
-        "if (((key ^ prefix) & mask) == 0) {",
-        "if (((key ^ prefix) & mask) == 0 || pass == 1) {",
+        "((key ^ prefix) & mask) == 0)",
+        "(((key ^ prefix) & mask) == 0 || pass == 1))",
     ),
-    Mutation("bins_of_a_group_are_turned_round", SELECT, "kGroupBins - 1 - place)", "place)"),
+    Mutation("bins_of_a_group_are_turned_round", SELECT, "kGroupBins - 1 - place,", "place,"),
     Mutation("the_rest_of_a_group_is_not_counted", SELECT, "quota -= passed;", ""),
     Mutation("bins_are_compared_one_by_one", SELECT, "if (above < quota) {", "if (weights[i] < quota) {"),
     Mutation("the_group_weighs_as_its_first_bin", SELECT, "weight = weights[i + 1];", ""),
@@ -98,10 +115,30 @@ MUTATIONS = (
     ),
     Mutation("the_last_held_unit_is_lost", STATISTICS, "step < end) {", "step < end && i + 1 < kHeld) {"),
     Mutation("units_past_those_held_are_lost", STATISTICS, "sum += parts[i].sum * expf(parts[i].maximum - base);", ""),
-    Mutation("the_last_staged_vector_is_lost", BOUNDS, "place < count; place +=", "place + kWidth <= count; place +="),
-    Mutation("the_last_staged_row_is_lost", BOUNDS, "if (row < channels) {", "if (row + 1 < channels) {"),
-    Mutation("rows_are_staged_once", BOUNDS, "i += kTogether * kScoreWarps", "i += 2 * kTogether * kScoreWarps"),
-    Mutation("long_rows_are_cut", BOUNDS, "place += kWarpSize * kWidth", "place += 8 * kWarpSize * kWidth"),
+    Mutation(
+        "the_last_staged_row_is_lost", BOUNDS, "i < channels && row_bytes > 0", "i + 1 < channels && row_bytes > 0"
+    ),
+    Mutation("rows_begin_at_the_first_page", BOUNDS, "(row + static_cast<uint32_t>(start))", "row"),
+    Mutation(
+        "every_row_is_of_the_best_channel",
+        BOUNDS,
+        "static_cast<uint32_t>(chosen[i])",
+        "static_cast<uint32_t>(chosen[0])",
+    ),
+    Mutation("the_changed_vector_is_copied_too", STEP, "(appends ? 1 : 0)", "0"),
+    Mutation(
+        "the_changed_vector_is_not_brought",
+        STEP,
+        "[at / kVectorWidth<Bound>] = is_upper ? maxima_",
+        "[at / kVectorWidth<Bound>] = false ? maxima_",
+    ),
+    Mutation(
+        "the_changed_page_is_staged_as_it_was", STEP, "staged.values[at] = from", "if (false) staged.values[at] = from"
+    ),
+    Mutation(
+        "the_page_behind_is_changed", STEP, "by_page_size.quotient(row.length - 1)", "by_page_size.quotient(row.length)"
+    ),
+    Mutation("a_block_behind_appends", STEP, "lane > 0 && lane < blocks", "lane < blocks"),
     Mutation("zeros_are_left_out", BOUNDS, "end = to.rows * to.row", "end = channels * to.row"),
     Mutation("the_last_unit_is_not_in_the_softmax", STEP, "units_of(last + 1)", "units_of(last)"),
     Mutation(
@@ -122,7 +159,8 @@ MUTATIONS = (
     ),
     Mutation("every_block_appends", STEP, APPENDS, "appends = true"),
     Mutation("the_first_block_appends", STEP, APPENDS, "appends = cluster_rank() == 0"),
-    Mutation("bounds_are_not_raised", STEP, f"joined.raise({STORE});", f"static_cast<void>({STORE});"),
+    Mutation("bounds_are_raised_by_another_key", STEP, f"key = {STORE};", f"key = 0.0f * {STORE};"),
+    Mutation("bounds_of_rows_read_whole_are_not_raised", STEP, "changed.raise(key);", ""),
     Mutation(
         "only_the_first_block_fills_the_list",
         STEP,

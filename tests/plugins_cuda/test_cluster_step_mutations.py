@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 STEP, ATTENTION = "kernels/cluster_step.cuh", "kernels/cluster_attention.cuh"
 SCORES, TENSOR_CORE = "kernels/score_and_select.cuh", "kernels/attention_tensor_core.cuh"
+FRAGMENTS = "kernels/attention_fragments.cuh"
 BARRIERS = ("__syncthreads();", "synchronize_cluster();", "results.wait();")
 MUTATIONS = (
     Mutation("control", ATTENTION, "if (!is_whole) {", "if (is_whole == false) {"),
@@ -49,7 +50,7 @@ MUTATIONS = (
     ),
     Mutation("the_first_of_two_tiles_is_not_rescaled", TENSOR_CORE, "rescale_by(corrections[1]);", ""),
     Mutation(
-        "maxima_of_two_tiles_are_of_a_lane", TENSOR_CORE, "maxima[i / 2][i % 2], others[i]);", "others[i], others[i]);"
+        "maxima_of_two_tiles_are_of_a_lane", FRAGMENTS, "maxima[i / 2][i % 2], others[i]);", "others[i], others[i]);"
     ),
     Mutation("every_block_has_the_first_warps", ATTENTION, "is_whole ? turn * warps : 0", "0"),
     Mutation("a_block_has_too_few_warps", ATTENTION, "warp_index() < warps", "warp_index() < max(warps - 1, 1)"),
@@ -78,15 +79,24 @@ MUTATIONS = (
     Mutation(
         "the_query_lies_over_the_ring",
         STEP,
-        "layout.selection.total > layout.attention.ring_end",
-        "layout.selection.total > 0",
+        "of.layout.total > layout.attention.ring_end",
+        "of.layout.total > 0",
     ),
     Mutation("a_head_keeps_the_query_of_the_first", STEP, "query[at] = value", "query[at % head_size] = value"),
     Mutation(
         "only_own_tokens_are_listed",
         STEP,
-        "list[slot + i] = token + i;\n            if (is_told)",
-        "if (is_own) list[slot + i] = token + i;\n            if (is_told)",
+        "if (i < count) {\n                    list",
+        "if (is_own && i < count) {\n                    list",
+    ),
+    Mutation(
+        "tokens_of_a_page_are_listed_once", STEP, "first < count; first += kTogether", "first < 1; first += kTogether"
+    ),
+    Mutation(
+        "the_last_told_token_is_lost",
+        STEP,
+        "i < min(count, first + kTogether)",
+        "i < min(count - 1, first + kTogether)",
     ),
     Mutation(
         "every_block_tells_all_tokens", STEP, "is_told = is_own && selected != nullptr", "is_told = selected != nullptr"
@@ -122,7 +132,7 @@ def check(library: KernelLibrary) -> None:
     library.set_schedule("shuffled", seed=3)
     sizes = {"heads": 8, "size": 40, "page": 3, "top_r": 19, "top_k": 20, "capacity": 401, "dtype": torch.float16}
     rows = step_case(lengths=(400, 299, -1, 13), token_budget=310, recent=7, seed=2, **sizes)
-    for case in (pages_case(300, top_k=200, heads=2), pages_case(700, top_k=400, ties=True), rows):
+    for case in (pages_case(300, top_k=200, heads=2, page=6), pages_case(700, top_k=400, ties=True), rows):
         check_whole(library, case, 8)
     library.set_schedule("reverse")  # what the first block writes is there last
     check_whole(library, rows, 8)

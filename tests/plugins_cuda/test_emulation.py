@@ -294,16 +294,16 @@ def test_collective_operations_are_counted(toy_library):
     assert (launch.products, launch.exchanges, launch.barriers) == (0, 16 * 3 * blocks, blocks)
 
 
-def test_executions_are_those_of_the_lane_with_most():
+def test_executions_are_those_of_the_lane_with_most_and_of_all_lanes():
     counting = toys.executions()
     rounds = np.array([[0] * 40 + [7] + [2] * 23, [3] * 64], np.int32)
     sums = np.zeros_like(rounds)
     counting.clear_launches()
     assert counting.run("run_rounds", 2, 64, rounds, sums) == ""
-    counts = [(one.warps, one.longest) for one in counting.executions() if one.kernel == b"rounds"]
+    counts = [(one.warps, one.longest, one.lanes) for one in counting.executions() if one.kernel == b"rounds"]
     # The loop: none and 7 rounds in the warps of the first block, 3 and 3 in those of the second.
-    assert (7 + 3 + 3, 7 + 3) in counts
-    assert max(counts) <= (4 + 7 + 3 + 3, 2 + 7 + 3), "the test of the loop runs once more than its body"
+    assert (7 + 3 + 3, 7 + 3, 7 + 23 * 2 + 64 * 3) in counts
+    assert max(counts)[:2] <= (4 + 7 + 3 + 3, 2 + 7 + 3), "the test of the loop runs once more than its body"
     counting.clear_launches()
     assert counting.executions() == []
 

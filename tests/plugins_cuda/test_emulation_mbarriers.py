@@ -1,4 +1,7 @@
-"""Blocks of a cluster send each other asynchronous stores, which mbarriers count; mistakes with them are reported."""
+"""Blocks of a cluster send each other asynchronous stores and copy in bulk, and mbarriers count the bytes.
+
+Mistakes with them are reported.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,11 @@ RACES = {
     "sent_over_others": r"shared array values byte \d+",
     "global_memory_beside": r"global memory: (read|written) by thread \(\d+,0,0\) of block \(\d,0,0\)",
     "sent_by_two": r"shared array values byte \d+",
+    "copied_in_bulk": r"shared array values byte \d+",
+    "written_under_a_copy": r"global memory: (read|written) by thread \(\d+,0,0\)",
+    "written_over_a_copy": r"shared array values byte 20",
+    "copied_over_what_was_written": r"shared array values byte \d+",
+    "copied_from_what_was_written": r"global memory: written by thread \(\d+,0,0\)",
 }
 UNKNOWN = rf"{THREAD}: uses the {MBARRIER}, of which nothing tells it that it was made"
 MISTAKES = {
@@ -41,6 +49,10 @@ MISTAKES = {
     rf"ends its block, and no thread has waited for the bytes at the {MBARRIER})",
     "sent_to_one_that_has_ended": rf"{THREAD}: (accesses shared memory of block number \d, which has ended|"
     rf"ends its block, and the {MBARRIER} has bytes that it does not expect)",
+    "copied_more_than_expected": rf"{THREAD}: the {MBARRIER} has 16 bytes more than it expects",
+    "copied_in_part_vectors": rf"{THREAD}: copies 248 bytes in bulk, no multiple of 16",
+    "ends_before_its_copy": rf"{THREAD}: (ends its block while the {MBARRIER}, which lacks 0 arrivals and \d+ bytes|"
+    rf"ends its block, and no thread has waited for the bytes at the {MBARRIER})",
     "between_vectors": rf"{THREAD}: misaligned 16-byte access",
 }
 
@@ -55,6 +67,8 @@ def run(name: str, schedule: str, right: bool, blocks: int = 2) -> tuple[str, np
     library = toys.mbarriers()
     library.set_schedule(schedule, seed=11)
     out = aligned((2 * blocks, 64), np.int32, -1)
+    if "cop" in name:
+        out[:] = np.arange(out.size).reshape(out.shape)
     return library.run("run_mbarriers", name, int(right), 2 * blocks, blocks, out), out
 
 
@@ -70,6 +84,18 @@ def test_blocks_get_what_others_send(blocks: int, schedule: str) -> None:
     message, out = run("sent_over_others", schedule, True, blocks)
     assert message == ""
     assert (out == 3).all()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_block_gets_what_it_copies(schedule: str) -> None:
+    rows = np.arange(4 * 64).reshape(4, 64)
+    message, out = run("copied_in_bulk", schedule, True)
+    assert message == ""
+    assert np.array_equal(out, rows[:, np.arange(64) ^ 32] + 1)
+    message, out = run("written_over_a_copy", schedule, True)
+    assert message == ""
+    assert (out[:, 5] == 7).all()
+    assert np.array_equal(np.delete(out, 5, 1), np.delete(rows, 5, 1))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

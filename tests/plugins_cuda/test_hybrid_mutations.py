@@ -38,12 +38,12 @@ WAIT = "    wait_for_previous_launch();\n"
 LENGTH = "    const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);\n"
 HEAD = "    const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;\n"
 MUTATIONS = (
-    Mutation("control", CHANNELS, "sum > 0.0f ?", "0.0f < sum ?"),
+    Mutation("control", CHANNELS, "sum_ > 0.0f ?", "0.0f < sum_ ?"),
     Mutation("no_warp_barrier_before_channels_are_ranked", CHANNELS, "    __syncwarp();\n", ""),
     without_barrier("before_lists_are_searched", CHANNELS, BARRIER),
     Mutation("equal_channels_of_a_warp_share_a_place", CHANNELS, "return place + __popc", "return place + 0 * __popc"),
     Mutation("equal_channels_by_descending_index", CHANNELS, "first + i < warp ?", "first + i > warp ?"),
-    Mutation("a_sum_of_zero_takes_the_maximum", CHANNELS, "sum > 0.0f ?", "sum >= 0.0f ?"),
+    Mutation("a_sum_of_zero_takes_the_maximum", CHANNELS, "sum_ > 0.0f ?", "sum_ >= 0.0f ?"),
     Mutation("temperature_of_all_channels", CHANNELS, "part / whole;", "whole / whole;"),
     without_barrier("after_the_choice", PREPARE, f"query);\n        {BARRIER}"),
     Mutation(
@@ -80,7 +80,7 @@ MUTATIONS = (
         "true",
         alone=True,
     ),
-    Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kPages", "page = 0"),
+    Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kTilePages", "page = 0"),
     Mutation(
         "the_last_aligned_vector_is_not_staged",
         STAGED,
@@ -119,7 +119,12 @@ MUTATIONS = (
     Mutation("shares_of_the_first_head_alone", SHARES, "exists ? sum : shares[j]", "first + i == 0 ? sum : shares[j]"),
     Mutation("heads_of_equal_sums", SHARES, " * head.scale;", ";"),
     Mutation("the_last_page_of_a_thread_is_lost", RADIX, "if (j < count) visit", "if (j + 1 < count) visit"),
-    Mutation("ties_of_a_thread_by_descending_index", EMIT, "__ffs(static_cast<int32_t>(left)) - 1", "31 - __clz(left)"),
+    Mutation(
+        "ties_of_a_thread_by_descending_index",
+        EMIT,
+        "__clz(static_cast<int32_t>(bits))",
+        "32 - __ffs(static_cast<int32_t>(bits))",
+    ),
     without_barrier("before_keys_in_memory_are_counted", SELECT, BARRIER),
     Mutation("the_last_page_is_not_selected", SELECT, END, END.replace(" + 1", "")),
     Mutation("nothing_past_the_end_of_selected", SELECT, "slot < width;", "slot < count;"),

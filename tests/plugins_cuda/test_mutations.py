@@ -104,6 +104,7 @@ ROW, STATISTICS, VOTES = "observation_row.cuh", "observation_statistics.cuh", "o
 TILES, MERGE, TILE = "observation_tiles.cuh", "attention_merge.cuh", "attention_tile.cuh"
 TOKEN = "new_token.cuh"
 TENSOR_CORE, FMA, SPARSE = "attention_tensor_core.cuh", "attention_fma.cuh", "sparse_attention.cuh"
+FRAGMENTS = "attention_fragments.cuh"
 OLDEST = ("copy_async_wait<1>();", "copy_async_wait<3>();")
 CALLS = ("__syncthreads();", "__syncwarp();", "copy_async_wait<0>();", *OLDEST, "__threadfence();")
 
@@ -152,8 +153,8 @@ MUTATIONS: dict[Check, tuple[Mutation, ...]] = {
         wrong("a_ring_of_one_is_read_early", TENSOR_CORE, "wait<1>();\n        } else", "wait<2>();\n        } else"),
         wrong("a_ring_of_two_is_read_early", TENSOR_CORE, "wait<3>", "wait<4>"),
         wrong("keys_are_replaced_early", TENSOR_CORE, *KEYS_ARE_REPLACED_EARLY),
-        wrong("tail_of_a_tile_counts", TENSOR_CORE, "token + 8 < end ?", "token + 7 < end ?"),
-        wrong("weights_change_places", TENSOR_CORE, "group % 2 == 0 ? kLower", "group % 2 != 0 ? kLower"),
+        wrong("tail_of_a_tile_counts", FRAGMENTS, "token + 8 < end ?", "token + 7 < end ?"),
+        wrong("weights_change_places", FRAGMENTS, "group % 2 == 0 ? kLower", "group % 2 != 0 ? kLower"),
         wrong("tail_of_a_batch_counts", FMA, "tokens[j] < rows.end ?", "tokens[j] <= rows.end ?"),
         wrong("a_full_row_takes_part", "attended_row.cuh", "cache_length < capacity", "cache_length <= capacity"),
         wrong("split_ends_late", SPARSE, "count - split * tokens < tokens ?", "false ?"),

@@ -101,3 +101,12 @@ def test_a_body_that_is_a_loop_is_counted_by_it_with_and_without_the_calls(place
     for calls in ((), (99,)):
         outer, _ = places.around(_line(25, *calls))
         assert counts.rounds(outer) == 80
+
+
+def test_lanes_of_a_warp_are_counted_for_what_it_does_lane_by_lane(places: RowSlots) -> None:
+    pieces = [Piece(_line(10), warps=8, longest=1, lanes=61), Piece(_line(15), warps=4, longest=1, lanes=4)]
+    in_all, in_longest = (Counts(places, pieces, 8, of) for of in ("warps", "longest"))
+    assert in_all.lanes(_line(10)) == 61 / 8
+    assert in_longest.lanes(_line(10)) == 8
+    assert in_all.lanes(_line(15)) == 1
+    assert in_all.lanes((("elsewhere.cuh", 1),)) == 1

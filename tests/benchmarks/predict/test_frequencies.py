@@ -96,17 +96,18 @@ def test_a_loop_without_a_source_is_reported_as_unmatched(places: RowSlots) -> N
     assert found.unmatched == ["cuda_math.h:7"]
 
 
-def _asking(*after: int) -> SassBlock:
-    """An mbarrier is asked for bytes."""
-    other = Instruction(0, "YIELD", "", "", (("ptx.cuh", 7),))
-    ask = Instruction(0, "SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0, [R14+URZ], R13", "", (("ptx.cuh", 7),))
-    return SassBlock("", [other, ask, Instruction(16, "BRA", "`(.L_x_1)", "!P0", (("ptx.cuh", 7),))], list(after))
+def _asking(*after: int, line: int = 7) -> SassBlock:
+    """An mbarrier is asked for bytes, by line 14; `line` is that of ptx.cuh."""
+    frames = (("ptx.cuh", line), *_line(14))
+    other = Instruction(0, "YIELD", "", "", frames)
+    ask = Instruction(0, "SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0, [R14+URZ], R13", "", frames)
+    return SassBlock("", [other, ask, Instruction(16, "BRA", "`(.L_x_1)", "!P0", frames)], list(after))
 
 
 def test_a_wait_for_bytes_counts_once(places: RowSlots) -> None:
     """The compiler asks once in line, and elsewhere again until the bytes are there; or in one loop alone."""
     peeled = SassKernel(
-        "k", [_asking(1, 2), _asking(1, 2), _block([], 14)], [SassLoop(1, frozenset([1]), frozenset([1]))]
+        "k", [_asking(1, 2), _asking(1, 2, line=9), _block([], 14)], [SassLoop(1, frozenset([1]), frozenset([1]))]
     )
     found = Frequencies(peeled, Counts(places, PIECES, WARPS, "warps"))
     assert found.runs == [WARPS, 0, WARPS]
@@ -115,6 +116,14 @@ def test_a_wait_for_bytes_counts_once(places: RowSlots) -> None:
         "k", [_block([1], 2), _asking(1, 2), _block([], 14)], [SassLoop(1, frozenset([1]), frozenset([1]))]
     )
     assert Frequencies(alone, Counts(places, PIECES, WARPS, "warps")).runs == [WARPS, WARPS, WARPS]
+
+
+def test_what_a_warp_does_lane_by_lane_has_as_many_rounds_as_lanes(places: RowSlots) -> None:
+    copy = SassBlock("", [Instruction(0, "UBLKCP.S.G", "[UR4], [UR6], UR8", "", _line(2))], [0, 1])
+    kernel = SassKernel("k", [copy, _block([], 14)], [SassLoop(0, frozenset([0]), frozenset([0]))])
+    pieces = [Piece(_line(2), WARPS, 1, lanes=61), Piece(_line(14), WARPS, 1, lanes=256)]
+    assert Frequencies(kernel, Counts(places, pieces, WARPS, "warps")).runs == [61, WARPS]
+    assert Frequencies(kernel, Counts(places, pieces, 1.0, "longest")).runs == [8, 1]
 
 
 def test_one_warp_with_fewer_rounds_leaves_the_others_their_whole_ones(places: RowSlots, kernel: SassKernel) -> None:

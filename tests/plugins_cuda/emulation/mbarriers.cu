@@ -1,4 +1,4 @@
-// Kernels whose blocks send each other asynchronous stores: correct ones, and one mistake each. Compiled with
+// Kernels whose blocks send each other asynchronous stores, or copy in bulk: correct ones, and one mistake each. Compiled with
 // -fsanitize=thread, so that the race detector sees them. Blocks of 64 threads, two clusters.
 #include "emulation/toy.h"
 #include "kernels/cluster_inbox.cuh"
@@ -146,7 +146,122 @@ __global__ void sent_by_two(Params params) {
     out(params) = values[thread()];
 }
 
+// ---- Copies in bulk: a block copies its row of numbers into its own shared memory
+
+__device__ int* own_row(const Params& params) { return params.out + blockIdx.x * 64; }
+
+__device__ void open_for_own(const Inbox& inbox) {
+    open(inbox, kBytes, false);
+    __syncthreads();
+}
+
+template <bool kRight>
+__global__ void copied_in_bulk(Params params) {
+    wait_for_previous_launch();
+    KVC_SHARED(int, values, 64);
+    KVC_SHARED(uint64_t, counters, 1);
+    const Inbox inbox = {counters};
+    open_for_own(inbox);
+    if (thread() < 2) inbox.copy(values.part(32 * thread(), 32), own_row(params) + 32 * thread(), kBytes / 2);
+    if (kRight) inbox.wait();
+    const int value = values[thread() ^ 32];
+    if (!kRight) inbox.wait();
+    out(params) = value + 1;
+}
+
+// Its source may change once the bytes are there.
+template <bool kRight>
+__global__ void written_under_a_copy(Params params) {
+    wait_for_previous_launch();
+    KVC_SHARED(int, values, 64);
+    KVC_SHARED(uint64_t, counters, 1);
+    const Inbox inbox = {counters};
+    open_for_own(inbox);
+    if (thread() == 0) inbox.copy(values, own_row(params), kBytes);
+    if (!kRight) out(params) = thread();
+    inbox.wait();
+    out(params) = values[thread()];
+}
+
+// Its target may be written once the bytes are there.
+template <bool kRight>
+__global__ void written_over_a_copy(Params params) {
+    wait_for_previous_launch();
+    KVC_SHARED(int, values, 64);
+    KVC_SHARED(uint64_t, counters, 1);
+    const Inbox inbox = {counters};
+    open_for_own(inbox);
+    if (thread() == 0) inbox.copy(values, own_row(params), kBytes);
+    if (kRight) inbox.wait();
+    if (thread() == 5) values[5] = 7;
+    if (!kRight) inbox.wait();
+    __syncthreads();
+    out(params) = values[thread()];
+}
+
+// A barrier does not tell a copy what threads have written before: it goes by another proxy.
+template <bool kRight>
+__global__ void copied_over_what_was_written(Params params) {
+    wait_for_previous_launch();
+    KVC_SHARED(int, values, 128);
+    KVC_SHARED(uint64_t, counters, 1);
+    const Inbox inbox = {counters};
+    values[64 + thread()] = 1;
+    open_for_own(inbox);
+    if (thread() == 0) inbox.copy(values.part(kRight ? 0 : 64, 64), own_row(params), kBytes);
+    inbox.wait();
+    out(params) = values[thread() + (kRight ? 0 : 64)];
+}
+
+template <bool kRight>
+__global__ void copied_from_what_was_written(Params params) {
+    wait_for_previous_launch();
+    KVC_SHARED(int, values, 64);
+    KVC_SHARED(uint64_t, counters, 1);
+    const Inbox inbox = {counters};
+    if (!kRight) out(params) = thread();
+    open_for_own(inbox);
+    if (thread() == 0) inbox.copy(values, own_row(params), kBytes);
+    inbox.wait();
+    out(params) = values[thread()];
+}
+
 // ---- Mistakes that are not races
+
+template <bool kRight>
+__global__ void copied_more_than_expected(Params params) {
+    wait_for_previous_launch();
+    KVC_SHARED(int, values, 128);
+    KVC_SHARED(uint64_t, counters, 1);
+    const Inbox inbox = {counters};
+    open_for_own(inbox);
+    if (thread() == 0) inbox.copy(values, own_row(params), kRight ? kBytes : kBytes + 16);
+    inbox.wait();
+    out(params) = 1;
+}
+
+template <bool kRight>
+__global__ void copied_in_part_vectors(Params params) {
+    wait_for_previous_launch();
+    KVC_SHARED(int, values, 64);
+    KVC_SHARED(uint64_t, counters, 1);
+    const Inbox inbox = {counters};
+    open_for_own(inbox);
+    if (thread() == 0) inbox.copy(values, own_row(params), kRight ? kBytes : kBytes - 8);
+    inbox.wait();
+    out(params) = 1;
+}
+
+template <bool kRight>
+__global__ void ends_before_its_copy(Params params) {
+    wait_for_previous_launch();
+    KVC_SHARED(int, values, 64);
+    KVC_SHARED(uint64_t, counters, 1);
+    const Inbox inbox = {counters};
+    open_for_own(inbox);
+    if (thread() == 0) inbox.copy(values, own_row(params), kBytes);
+    if (kRight) inbox.wait();
+}
 
 template <bool kRight>
 __global__ void too_few_bytes(Params params) {
@@ -348,6 +463,14 @@ const Toy kToys[] = {
     TOY(sent_over_others),
     TOY(global_memory_beside),
     TOY(sent_by_two),
+    TOY(copied_in_bulk),
+    TOY(written_under_a_copy),
+    TOY(written_over_a_copy),
+    TOY(copied_over_what_was_written),
+    TOY(copied_from_what_was_written),
+    TOY(copied_more_than_expected),
+    TOY(copied_in_part_vectors),
+    TOY(ends_before_its_copy),
     TOY(too_few_bytes),
     TOY(too_many_bytes),
     TOY(a_store_too_many),

@@ -63,9 +63,10 @@ constexpr int kWideThreads = 256;
 __global__ void __launch_bounds__(kWideThreads) wide_select(const RadixParams params) {
     wait_for_previous_launch();
     KVC_SHARED(uint32_t, histograms, kWideWords);
-    KVC_SHARED(uint32_t, sums, kRadixBins);
+    KVC_SHARED(int32_t, totals, kWideThreads / kWarpSize);
+    KVC_SHARED(FoundDigit, found, 1);
     KVC_SHARED(int32_t, shares, kEmissionWords<kWideThreads>);
-    const int32_t n = params.n, room = (n + SharedKeys::kInFlight - 1) / SharedKeys::kInFlight * SharedKeys::kInFlight;
+    const int32_t n = params.n, room = n + SharedKeys::kInFlight;
     const SharedSpan<uint32_t> keys = dynamic_shared<uint32_t>(0, room);
     for (int32_t i = threadIdx.x; i < n; i += kWideThreads) keys[i] = order_key(params.values[i]);
     clear_wide_histograms<kWideThreads>(histograms);
@@ -76,8 +77,8 @@ __global__ void __launch_bounds__(kWideThreads) wide_select(const RadixParams pa
         params.counts[i] += count;
     };
     const SharedKeys own = shared_keys<kWideThreads>(keys, n);
-    const Threshold threshold =
-        select_among_all<kWideThreads>(own, params.quota, params.single, weight_at, {histograms, sums, shares}, emit);
+    const Threshold threshold = select_among_all<kWideThreads>(own, params.quota, params.single, weight_at,
+                                                               {histograms, totals, found, shares}, emit);
     if (threadIdx.x == 0) {
         params.threshold[0] = threshold.key;
         params.threshold[1] = static_cast<uint32_t>(threshold.ties);
