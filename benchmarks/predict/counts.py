@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -97,6 +98,15 @@ class Counts:
                 in_test = loop.in_test(line) and not loop.in_test(loop.body)
                 found.setdefault(loop, []).append((calls, in_test, piece))
         return found
+
+    def lanes(self, frames: Frames) -> float:
+        """Return how many lanes of a warp run a place together, for what a warp does lane by lane: on average over all
+        warps, or whole ones of the longest warp."""
+        all_lanes, all_warps = (
+            Counts(self.places, self.pieces, self.whole, of).at(frames) for of in ("lanes", "warps")
+        )
+        lanes = all_lanes / all_warps if all_lanes and all_warps else 1.0
+        return ceil(lanes) if self.of == "longest" else lanes
 
     def at(self, frames: Frames) -> float | None:
         """Return how often a place runs: the count of the nearest piece before it, in the same function and call."""

@@ -38,7 +38,9 @@ class Piece:
     warps: float
     """Runs by all warps of a block, on average over the blocks."""
     longest: float
-    """Runs by the warp of a block that ran it most, on average over the blocks."""
+    """Runs by the warp of a block, or of its cluster, that ran it most, on average over the blocks."""
+    lanes: float = 0.0
+    """Runs by all lanes of a block, on average over the blocks."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,7 @@ def executed(build: Path, operation: str, case: Case, architecture: str) -> list
         name = launch.name.decode()
         ctas = launch.grid[0] * launch.grid[1] * launch.grid[2]
         own = pieces_of[name]
-        pieces = [
-            Piece(places[address].frames, warps / ctas, longest / ctas) for address, (warps, longest) in own.items()
-        ]
+        pieces = [Piece(places[address].frames, *(count / ctas for count in counts)) for address, counts in own.items()]
         instantiations = Counter(kind for one in own if (kind := instantiation(name, places[one].function)))
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         found.append(
@@ -93,12 +93,12 @@ def executed(build: Path, operation: str, case: Case, architecture: str) -> list
     return found
 
 
-def _with_idle_pieces(library: Path, ran: Mapping[int, EmulatedExecutions]) -> dict[int, tuple[int, int]]:
+def _with_idle_pieces(library: Path, ran: Mapping[int, EmulatedExecutions]) -> dict[int, tuple[int, int, int]]:
     """Return counts by address: pieces that ran, and with 0 the pieces of the same functions that did not."""
     function_of = _pieces(library)
     functions = {function_of[address] for address in ran}
-    found = {address: (0, 0) for address, function in function_of.items() if function in functions}
-    return found | {address: (record.warps, record.longest) for address, record in ran.items()}
+    found = {address: (0, 0, 0) for address, function in function_of.items() if function in functions}
+    return found | {address: (record.warps, record.longest, record.lanes) for address, record in ran.items()}
 
 
 @cache

@@ -19,6 +19,8 @@ CERTAIN = frozenset(("SHFL", "HMMA", "BAR", "VOTE", "MATCH", "ATOMS", "LDGSTS"))
 """Operations of which one in the source is one in the SASS."""
 CLUSTER_BARRIER = frozenset(("UCGABAR_ARV", "UCGABAR_WAIT"))
 ACCESSES = frozenset(("LDG", "STG", "LDS", "STS"))
+LANE_BY_LANE = frozenset(("UBLKCP",))
+"""Instructions that take their operands from uniform registers: the compiler runs a loop over a warp's lanes."""
 ASKING = frozenset(("SYNCS", "CCTL", "BRA", "NOP", "YIELD"))
 """Instructions of a loop that asks an mbarrier again."""
 FEWEST_TOGETHER = 3
@@ -159,9 +161,9 @@ class Frequencies:
         """Return True if the loop repeats a question for bytes that stands before it: the first one waits for them."""
         if not {one.name for one in self._instructions(loop.blocks)} <= ASKING:
             return False
-        asked = {one.frames for one in self._instructions(loop.blocks) if one.waits_for_bytes}
+        asked = {_outside_ptx(one.frames) for one in self._instructions(loop.blocks) if one.waits_for_bytes}
         before = self._instructions(self.kernel.dominators[loop.head] - loop.blocks)
-        return any(one.waits_for_bytes and one.frames in asked for one in before)
+        return any(one.waits_for_bytes and _outside_ptx(one.frames) in asked for one in before)
 
     def _copies(self, loop: SassLoop) -> list[SassLoop]:
         """Return the compiler's copies of the same loop of the source at the same place."""
@@ -186,6 +188,8 @@ class Frequencies:
         whole = self.counts.rounds(outer) if outer else around
         if self._asks_again(loop):
             return 0.0
+        if by_lane := [one for one in self._instructions(loop.blocks) if one.name in LANE_BY_LANE]:
+            return around * self.counts.lanes(by_lane[0].frames)
         if occurrence is None:
             self._note_unmatched(loop)
             return around
@@ -274,3 +278,9 @@ class Frequencies:
         longest = self.counts.longest(around) if around else 1.0
         trips = self.counts.longest(occurrence) / longest if longest else 0.0
         return trips % unrolled / (unrolled - 1) if unrolled > 1 else 1.0
+
+
+def _outside_ptx(frames: Frames) -> Frames:
+    """Return the place in the kernels, without ptx.cuh: the first question of a wait and the next have other lines there
+    and in the compiler's own headers."""
+    return tuple(frame for frame in frames if frame[0].endswith(".cuh") and frame[0] != "ptx.cuh")

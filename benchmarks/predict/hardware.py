@@ -40,9 +40,13 @@ LATENCY = {
     "WARPSYNC": 8.0, "BSYNC": 6.0,  # ASSUMED
     "MEMBAR": 500.0, "ERRBAR": 20.0,  # ASSUMED: a fence for the device waits for the block's stores
     "LD": 190.0, "ST": 0.0,  # HOPPER: shared memory of another block of the cluster, 180 clocks
-    "UCGABAR_WAIT": 190.0,  # ASSUMED: a hop of HOPPER; MEMBAR counts what is released before. May be twice as much
+    "UCGABAR_WAIT": 30.0,  # ASSUMED: as BAR, beyond waiting for the other blocks
     "STAS": 0.0, "SYNCS": 0.0,
 }  # fmt: skip
+CLUSTER_LATENCY = (
+    190.0  # ASSUMED: from the arrival at a cluster's barrier to its end: a hop of HOPPER; MEMBAR counts what
+)
+# is released before. May be twice as much
 BYTES_LATENCY = 190.0  # ASSUMED: from the last asynchronous store to the end of the wait for it: a hop of HOPPER
 BLOCK_FENCE_LATENCY = 30.0  # ASSUMED: as a barrier; it waits for no store to global memory
 L2_LATENCY = 263.0  # HOPPER
@@ -86,6 +90,7 @@ def assumptions() -> dict[str, object]:
             "L2": L2_LATENCY,
             "memory": DEVICE_LATENCY,
             "bytes": BYTES_LATENCY,
+            "cluster": CLUSTER_LATENCY,
             "fence_of_block": BLOCK_FENCE_LATENCY,
         },
         "loaded_latency": LOADED_LATENCY,

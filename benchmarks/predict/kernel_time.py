@@ -6,7 +6,9 @@ issue       clocks that all warps of the blocks on the busiest multiprocessor ta
 execution   where all blocks are resident at once, they go through the code side by side: the slower of the two, added
             up piece by piece. Blocks that go in rounds are at different pieces: the slower of the two sums
 memory      bytes over the bandwidth of a long copy, or over what one multiprocessor takes where that is less
-launch      execution + memory where every block is resident at once (it loads, then computes), else the slower
+covered     clocks of the longest warp, of its execution, that pass while the bytes of asynchronous copies arrive
+launch      where every block is resident at once (it loads, then computes) execution + memory, and what is covered is
+            counted once; else the slower
 """
 
 from __future__ import annotations
@@ -76,6 +78,8 @@ class Work:
     barriers: float
     """__syncthreads of the block."""
     cluster_barriers: float
+    covered: float
+    """Clocks of the longest warp between the latency of copies and the wait for them."""
     pieces: tuple[tuple[float, float], ...]
     """For every block of the code: clocks of the longest warp alone, and of issue slots or units by all warps."""
     unmatched: tuple[str, ...]
@@ -103,13 +107,15 @@ def work(compiled: Compiled, executed: Executed, places: RowSlots) -> Work:
     warps = -(-executed.threads // 32)
     all_warps = Frequencies(compiled.code, Counts(places, executed.pieces, warps, "warps"))
     longest = Frequencies(compiled.code, Counts(places, executed.pieces, 1.0, "longest"))
-    costs = chain.costs(compiled.code, all_warps.runs)
+    costs = chain.costs(compiled.code, all_warps.runs, longest.runs)
     pieces = []
+    covered = 0.0
     executed_by_name: defaultdict[str, float] = defaultdict(float)
     for block, cost, runs, longest_runs in zip(compiled.code.blocks, costs, all_warps.runs, longest.runs, strict=True):
         unit = max((turns / hardware.RATE[name] for name, turns in cost.units.items()), default=0.0)
         slots = cost.instructions / (hardware.PEAK_ISSUE * hardware.SUSTAINED_ISSUE)
         pieces.append((cost.clocks * longest_runs, max(slots, unit) * runs))
+        covered += cost.covered * longest_runs
         for one in block.instructions:
             executed_by_name[one.name] += runs
     return Work(
@@ -118,6 +124,7 @@ def work(compiled: Compiled, executed: Executed, places: RowSlots) -> Work:
         exchanges=sum(executed_by_name[name] for name in EXCHANGES),
         barriers=executed_by_name["BAR"] / warps,
         cluster_barriers=executed_by_name["UCGABAR_WAIT"] / warps,
+        covered=covered,
         pieces=tuple(pieces),
         unmatched=tuple(all_warps.unmatched),
     )
@@ -149,7 +156,8 @@ def time_on(gpu: Gpu, done: Work, lies: Geometry, moved: float) -> Time:
     execution = MICROSECONDS * done.clocks(lies) / hardware.CLOCK
     busiest_bytes = moved / lies.ctas * lies.busiest
     memory = MICROSECONDS * max(moved / gpu.bandwidth, busiest_bytes / (hardware.MULTIPROCESSOR_BYTES * hardware.CLOCK))
-    total = execution + memory if lies.rounds == 1 else max(execution, memory)
+    covered = MICROSECONDS * done.covered / hardware.CLOCK
+    total = execution + max(memory - covered, 0.0) if lies.rounds == 1 else max(execution, memory)
     return Time(execution, memory, total, _bound(done, lies, execution, memory))
 
 
