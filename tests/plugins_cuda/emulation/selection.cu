@@ -166,7 +166,7 @@ extern "C" const char* radix_select(int threads, int in_registers, const float* 
 extern "C" const char* wide_select(const float* values, const int32_t* weights, int n, int quota, int single,
                                    uint32_t* threshold, int32_t* slots, int32_t* counts) {
     const kvc::RadixParams params = {values, weights, n, quota, single, threshold, slots, counts};
-    const size_t bytes = sizeof(uint32_t) * ((n + 7) / 8 * 8);
+    const size_t bytes = sizeof(uint32_t) * (n + kvc::SharedKeys::kInFlight);
     return message_of([&](kvc::Stream& stream) {
         kvc::launch<kvc::wide_select>("wide_select", dim3(1), dim3(kvc::kWideThreads), bytes, stream, params);
     });
