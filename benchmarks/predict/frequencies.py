@@ -34,6 +34,7 @@ class Frequencies:
     kernel: SassKernel
     counts: Counts
     _unrolled: dict[SassLoop, int] = field(default_factory=dict)
+    _rounds_of: dict[SassLoop, float] = field(default_factory=dict)
     unmatched: list[str] = field(default_factory=list)
     """Loops of the SASS of which no loop of the source is known: taken for one round."""
 
@@ -177,6 +178,12 @@ class Frequencies:
         ]
 
     def _rounds(self, loop: SassLoop) -> float:
+        """Return the rounds of a loop of the SASS, found once: many blocks ask."""
+        if loop not in self._rounds_of:
+            self._rounds_of[loop] = self._find_rounds(loop)
+        return self._rounds_of[loop]
+
+    def _find_rounds(self, loop: SassLoop) -> float:
         """Return the rounds of a loop of the SASS: whole rounds in its largest copy, the rest in the smaller ones.
 
         A warp that enters the loop is taken to have as many rounds of it as the warp with most.
@@ -281,6 +288,8 @@ class Frequencies:
 
 
 def _outside_ptx(frames: Frames) -> Frames:
-    """Return the place in the kernels, without ptx.cuh: the first question of a wait and the next have other lines there
-    and in the compiler's own headers."""
+    """Return the place in the kernels alone, without ptx.cuh and the compiler's headers.
+
+    There the first question of a wait has other lines than the next.
+    """
     return tuple(frame for frame in frames if frame[0].endswith(".cuh") and frame[0] != "ptx.cuh")
