@@ -19,8 +19,8 @@ CERTAIN = frozenset(("SHFL", "HMMA", "BAR", "VOTE", "MATCH", "ATOMS", "LDGSTS"))
 """Operations of which one in the source is one in the SASS."""
 CLUSTER_BARRIER = frozenset(("UCGABAR_ARV", "UCGABAR_WAIT"))
 ACCESSES = frozenset(("LDG", "STG", "LDS", "STS"))
-LANE_BY_LANE = frozenset(("UBLKCP",))
-"""Instructions that take their operands from uniform registers: the compiler runs a loop over a warp's lanes."""
+LANE_BY_LANE = "BRA.U.ANY"
+"""The jump back of a loop over a warp's lanes, round an instruction whose operands are in uniform registers."""
 ASKING = frozenset(("SYNCS", "CCTL", "BRA", "NOP", "YIELD"))
 """Instructions of a loop that asks an mbarrier again."""
 FEWEST_TOGETHER = 3
@@ -195,7 +195,7 @@ class Frequencies:
         whole = self.counts.rounds(outer) if outer else around
         if self._asks_again(loop):
             return 0.0
-        if by_lane := [one for one in self._instructions(loop.blocks) if one.name in LANE_BY_LANE]:
+        if by_lane := [one for one in self._instructions(loop.blocks) if one.opcode == LANE_BY_LANE]:
             return around * self.counts.lanes(by_lane[0].frames)
         if occurrence is None:
             self._note_unmatched(loop)

@@ -119,7 +119,11 @@ def test_a_wait_for_bytes_counts_once(places: RowSlots) -> None:
 
 
 def test_what_a_warp_does_lane_by_lane_has_as_many_rounds_as_lanes(places: RowSlots) -> None:
-    copy = SassBlock("", [Instruction(0, "UBLKCP.S.G", "[UR4], [UR6], UR8", "", _line(2))], [0, 1])
+    instructions = [
+        Instruction(0, "UBLKCP.S.G", "[UR4], [UR6], UR8", "", _line(2)),
+        Instruction(16, "BRA.U.ANY", "`(.L_x_1)", "P0", _line(2)),
+    ]
+    copy = SassBlock("", instructions, [0, 1])
     kernel = SassKernel("k", [copy, _block([], 14)], [SassLoop(0, frozenset([0]), frozenset([0]))])
     pieces = [Piece(_line(2), WARPS, 1, lanes=61), Piece(_line(14), WARPS, 1, lanes=256)]
     assert Frequencies(kernel, Counts(places, pieces, WARPS, "warps")).runs == [61, WARPS]
