@@ -100,8 +100,10 @@ class Counts:
         return found
 
     def lanes(self, frames: Frames) -> float:
-        """Return how many lanes of a warp run a place together, for what a warp does lane by lane: on average over all
-        warps, or whole ones of the longest warp."""
+        """Return how many lanes of a warp run a place together, for what a warp does lane by lane.
+
+        On average over all warps; for the longest warp, the next whole number.
+        """
         all_lanes, all_warps = (
             Counts(self.places, self.pieces, self.whole, of).at(frames) for of in ("lanes", "warps")
         )

@@ -43,10 +43,7 @@ LATENCY = {
     "UCGABAR_WAIT": 30.0,  # ASSUMED: as BAR, beyond waiting for the other blocks
     "STAS": 0.0, "SYNCS": 0.0,
 }  # fmt: skip
-CLUSTER_LATENCY = (
-    190.0  # ASSUMED: from the arrival at a cluster's barrier to its end: a hop of HOPPER; MEMBAR counts what
-)
-# is released before. May be twice as much
+CLUSTER_LATENCY = 190.0  # ASSUMED: from the arrival at a cluster's barrier to its end: a hop of HOPPER, or two
 BYTES_LATENCY = 190.0  # ASSUMED: from the last asynchronous store to the end of the wait for it: a hop of HOPPER
 BLOCK_FENCE_LATENCY = 30.0  # ASSUMED: as a barrier; it waits for no store to global memory
 L2_LATENCY = 263.0  # HOPPER

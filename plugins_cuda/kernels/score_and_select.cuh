@@ -57,7 +57,7 @@ struct SelectionInboxes {
     __device__ __forceinline__ Inbox keys() const { return {counters.part(1, 1)}; }
     __device__ __forceinline__ Inbox bounds(int part) const { return {counters.part(2 + part, 1)}; }
 
-    // The part of a row, without a division.
+    // That of the part that a row is in, found without a division.
     __device__ __forceinline__ Inbox bounds_of_row(int row) const {
         static_assert(kBoundParts == 4);
         return bounds((row >= part_rows) + (row >= 2 * part_rows) + (row >= 3 * part_rows));
